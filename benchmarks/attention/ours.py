@@ -10,7 +10,6 @@ import torch
 
 from draftmark import AttentionShape, BackendError, DraftShape, Form, Geometry, Limits, Mode, load
 from draftmark.batch import Causal, ForwardBatch, Tree
-from draftmark.buffers import Memory
 from draftmark.cache import KVCache
 from draftmark.devices import device_profile
 from draftmark.lengths import Exact
@@ -163,7 +162,7 @@ def memory_rows() -> list[dict]:
                 print(f"{case:24} {name:20} absent: {error}", flush=True)
                 continue
             on_device = torch.cuda.memory_allocated() - before
-            declared = sum(one.nbytes for one in loaded(plugin).buffers(geometry) if one.memory is Memory.DEVICE)
+            declared = sum(one.nbytes for one in loaded(plugin).buffers(geometry) if not one.pinned)
             rows.append({"case": case, "backend": name, "declared_bytes": declared, "device_bytes": on_device})
             sizes = f"{declared / 2**20:8.1f} MiB declared, {on_device / 2**20:8.1f} MiB on the device"
             print(f"{case:24} {name:20} {sizes}", flush=True)

@@ -30,7 +30,7 @@ def test_answers_become_plain_data() -> None:
     spec = BufferSpec("n", (3, 4), "int32", "f")
     found = plain([spec])[0]["BufferSpec"]
     assert found["shape"] == [3, 4]
-    assert found["memory"] == "Memory.DEVICE"
+    assert found["pinned"] is False
 
 
 def test_questions_cover_all_modes_and_forms() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from draftmark.arena import GUARD_BYTES, GUARD_VARIABLE, Arena
-from draftmark.buffers import BufferSpec, Init, Memory
+from draftmark.buffers import BufferSpec
 from draftmark.errors import BufferError, DraftmarkError, GuardError
 
 
@@ -26,11 +26,10 @@ SPECS = [
     spec("bytes", (13,), "uint8"),
     spec("shorts", (3,), "int16"),
     spec("words", (3,), "uint16"),
-    spec("flags", (5,), "bool", init=Init.ZEROS),
-    spec("zeroed", (4, 4), init=Init.ZEROS),
+    spec("flags", (5,), "bool", zeros=True),
+    spec("zeroed", (4, 4), zeros=True),
     spec("quantised", (6,), "float8_e4m3fn"),
-    spec("pinned", (4,), memory=Memory.PINNED),
-    spec("host", (4,), memory=Memory.HOST),
+    spec("pinned", (4,), pinned=True),
     spec("scalar", (), "int64"),
 ]
 NAMES = [s.name for s in SPECS]
@@ -72,7 +71,7 @@ def test_fresh_memory_is_poison(arena):
     for name in ("partial", "staging", "half"):
         assert arena[name].isnan().all(), name
     assert arena["quantised"].float().isnan().all()
-    for name in ("indices", "slots", "shorts", "host", "pinned", "scalar"):
+    for name in ("indices", "slots", "shorts", "pinned", "scalar"):
         assert (arena[name] == -1).all(), name
 
 
@@ -107,7 +106,7 @@ def test_poison_waits_for_a_sleeping_device(monkeypatch, waits):
     """On a GPU, poison() waits for a copy on another stream; if the wait is removed, the copy reads poison."""
     if not waits:
         monkeypatch.setattr("draftmark.arena.synchronize", lambda device: None)
-    arena = Arena.allocate([spec("staging", (64,), memory=Memory.PINNED)], "cuda")
+    arena = Arena.allocate([spec("staging", (64,), pinned=True)], "cuda")
     arena["staging"].fill_(7)
     received = torch.zeros(64, dtype=torch.int32, device="cuda")
     side = torch.cuda.Stream()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from draftmark.buffers import BufferSpec, Init, Memory, validate_specs
+from draftmark.buffers import BufferSpec, validate_specs
 from draftmark.errors import BufferError
 from draftmark.geometry import DTYPE_BYTES
 
@@ -74,13 +74,13 @@ def test_a_malformed_spec_is_refused_by_name(specs, words):
     assert "\n" not in text
 
 
-@pytest.mark.parametrize(("field", "value"), [("memory", "device"), ("init", "zeros")])
-def test_a_plain_string_instead_of_an_enum_is_refused(field, value):
-    """`memory="device"` is not `Memory.DEVICE` and must not silently select host memory."""
+@pytest.mark.parametrize(("field", "value"), [("pinned", "no"), ("zeros", 1)])
+def test_a_flag_that_is_no_bool_is_refused(field, value):
+    """`pinned="no"` must not silently select pinned memory."""
     with pytest.raises(BufferError, match=field):
         validate_specs([replace(GOOD, **{field: value})])
 
 
 def test_the_default_is_uninitialized_device_memory():
-    """A specification without memory and init is uninitialized device memory."""
-    assert (GOOD.memory, GOOD.init) == (Memory.DEVICE, Init.EMPTY)
+    """A specification without flags is uninitialized device memory."""
+    assert not GOOD.pinned and not GOOD.zeros

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from draftmark import BufferSpec, Memory, Mode
+from draftmark import BufferSpec, Mode
 
 from .layouts import Layout, MetadataSpec
 
@@ -111,7 +111,7 @@ def with_roles(
     found = []
     for spec in specs:
         role = said.get(spec.name) or named.get(spec.name) or (spec.name if spec.name in _VALUES else "")
-        rest = Role.STATE_RECORDS if state else Role.WORKSPACE if spec.memory is Memory.DEVICE else Role.HOST_STAGING
+        rest = Role.STATE_RECORDS if state else Role.WORKSPACE if not spec.pinned else Role.HOST_STAGING
         found.append(Buffer(**vars(spec), role=Role(role) if role else rest, by_token=spec.name not in pages))
     return found
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from draftmark.arena import Arena
-from draftmark.buffers import BufferSpec, Memory
+from draftmark.buffers import BufferSpec
 from draftmark.errors import GraphError
-from draftmark.graphs import late_device, mark_pinned, record_call
+from draftmark.graphs import late_device, mark_host, mark_pinned, record_call
 from draftmark.graphs.active import LATE
 from draftmark.transfer import fence
 from draftmark_contract.late_device import LateDevice
@@ -106,12 +106,13 @@ def test_kept_pinned_memory_is_not_overwritten() -> None:
     assert all((out == 7).all() for out in outs)
 
 
-def test_arena_memory_has_its_declared_kind() -> None:
+def test_host_memory_has_its_declared_kind() -> None:
     """Queued copies read pinned memory when the device runs, and read pageable host memory when they are queued."""
-    specs = [BufferSpec(m.value, (4,), "int32", "by hand", memory=m) for m in Memory]
+    specs = [BufferSpec(str(pinned), (4,), "int32", "by hand", pinned=pinned) for pinned in (False, True)]
     with LateDevice():
-        arena = Arena.allocate(specs, "cpu", guard=True)
-        device, pinned, host = (arena[one.value] for one in (Memory.DEVICE, Memory.PINNED, Memory.HOST))
+        arena, host = Arena.allocate(specs, "cpu", guard=True), torch.zeros(4, dtype=torch.int32)
+        mark_host(host)
+        device, pinned = arena["False"], arena["True"]
         device.fill_(1)
         made = []
         for source in (pinned, host):

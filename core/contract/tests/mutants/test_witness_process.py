@@ -18,7 +18,6 @@ import pytest
 import torch
 
 from draftmark import Mode
-from draftmark.buffers import Init
 from draftmark.loaded import LoadedBackend
 
 from . import catalog
@@ -88,7 +87,7 @@ def ignores_old_memory(loaded: LoadedBackend) -> bool:
     for byte in (0x00, 0x01, 0x2A, 0x7F, 0x80, 0xFF):
         arena = loaded.allocate(SHAPE, "cpu", guard=False)
         for spec in arena.specs:
-            if spec.init is Init.EMPTY:
+            if not spec.zeros:
                 arena[spec.name].view(-1).view(torch.uint8).fill_(byte)
         found.append(forward().run(loaded.bind(SHAPE, arena)))
     return max(found) < CLOSE

@@ -56,7 +56,7 @@ from .version import CONTRACT_MAJOR, CONTRACT_MINOR, __version__
 
 if TYPE_CHECKING:
     from .backend_info import BackendInfo
-    from .buffers import BufferSpec, Init, Memory
+    from .buffers import BufferSpec
     from .hookspecs import hookimpl
     from .kernels import BatchSize, KernelChoice, Progress, WarmedKernels, cache_folder, prepares_kernels
     from .loaded import LoadedBackend
@@ -71,10 +71,8 @@ _HOMES = {
     "BatchSize": "kernels",
     "BufferSpec": "buffers",
     "HostLengthsNeed": "requirements",
-    "Init": "buffers",
     "KernelChoice": "kernels",
     "LoadedBackend": "loaded",
-    "Memory": "buffers",
     "Progress": "kernels",
     "Requirements": "requirements",
     "WarmedKernels": "kernels",
@@ -130,13 +128,11 @@ __all__ = [
     "GraphError",
     "GuardError",
     "HostLengthsNeed",
-    "Init",
     "KernelChoice",
     "LengthsError",
     "Limits",
     "LoadFailure",
     "LoadedBackend",
-    "Memory",
     "Mode",
     "ModelError",
     "Progress",

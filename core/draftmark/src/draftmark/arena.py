@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
-from .buffers import BufferSpec, Init, Memory, validate_specs
+from .buffers import BufferSpec, validate_specs
 from .devices import present_device, synchronize
 from .errors import BufferError, GuardError
-from .graphs import mark_host, mark_pinned
+from .graphs import mark_pinned
 from .guard import GUARD_VARIABLE, guarding
 
 GUARD_BYTES = 512
@@ -53,7 +53,7 @@ class Arena:
 
         Args:
             specs: specifications from the backend's `buffers` hook.
-            device: device of the `Memory.DEVICE` buffers.
+            device: device of the buffers that are not pinned.
             guard: add guard words and poison; None reads DRAFTMARK_GUARD.
 
         Raises:
@@ -93,14 +93,14 @@ class Arena:
         return {name: block.tensor.data_ptr() for name, block in self._blocks.items()}
 
     def poison(self) -> None:
-        """Overwrite every `Init.EMPTY` buffer with poison (NaN or -1), because no step may depend on earlier contents.
+        """Overwrite every buffer with poison (NaN or -1), except those that start as zeros: no step needs old contents.
 
         Waits for the device if a buffer is pinned; otherwise the host could overwrite a pending copy's source.
         """
-        if any(block.spec.memory is Memory.PINNED for block in self._blocks.values()):
+        if any(block.spec.pinned for block in self._blocks.values()):
             synchronize(self._device)
         for block in self._blocks.values():
-            if block.spec.init is Init.EMPTY:
+            if not block.spec.zeros:
                 _bytes(block.tensor).fill_(POISON_BYTE)
 
     def check(self) -> None:
@@ -125,17 +125,14 @@ class Arena:
 def _allocate(spec: BufferSpec, device: torch.device, guarded: bool) -> Block:
     guard = GUARD_BYTES if guarded else 0
     end = guard + int(spec.nbytes)
-    where = device if spec.memory is Memory.DEVICE else torch.device("cpu")
-    pinned = spec.memory is Memory.PINNED and device.type != "cpu"
-    raw = torch.empty(end + guard, dtype=torch.uint8, device=where, pin_memory=pinned)
-    if spec.memory is Memory.HOST:
-        mark_host(raw)
-    elif spec.memory is Memory.PINNED:
+    where = torch.device("cpu") if spec.pinned else device
+    raw = torch.empty(end + guard, dtype=torch.uint8, device=where, pin_memory=spec.pinned and device.type != "cpu")
+    if spec.pinned:
         mark_pinned(raw)
     before, payload, after = raw[:guard], raw[guard:end], raw[end:]
     before.fill_(GUARD_BYTE)
     after.fill_(GUARD_BYTE)
-    if spec.init is Init.ZEROS:
+    if spec.zeros:
         payload.zero_()
     elif guarded:
         payload.fill_(POISON_BYTE)

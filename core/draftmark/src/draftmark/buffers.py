@@ -7,47 +7,31 @@ A plugin declares shapes; the core computes sizes, allocates and checks. This mo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from math import prod
 
 from .errors import BufferError
 from .geometry import DTYPE_BYTES
 
 
-class Memory(StrEnum):
-    """Memory that contains a buffer."""
-
-    DEVICE = "device"
-    PINNED = "pinned"
-    HOST = "host"
-
-
-class Init(StrEnum):
-    """Contents of a buffer before its first use."""
-
-    EMPTY = "empty"
-    ZEROS = "zeros"
-
-
 @dataclass(frozen=True)
 class BufferSpec:
-    """Name, shape, dtype and memory of one buffer.
+    """Name, shape, dtype and memory of one buffer, on the device unless `pinned`.
 
     Attributes:
         name: unique within a backend, e.g. ``"slot_mapping"``.
         shape: extents, outermost first.
         dtype: torch dtype name, e.g. ``"int32"``.
         formula: source of the shape, for readers: ``"max_rows"`` or a vendor page.
-        memory: device, pinned host or pageable host memory.
-        init: contents before the first use: undefined or zeros.
+        pinned: the buffer is in pinned host memory, not on the device.
+        zeros: the buffer starts as zeros; otherwise its contents before the first use are undefined.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     formula: str
-    memory: Memory = Memory.DEVICE
-    init: Init = Init.EMPTY
+    pinned: bool = False
+    zeros: bool = False
 
     @property
     def numel(self) -> int:
@@ -86,8 +70,7 @@ def validate_specs(specs: list[BufferSpec]) -> None:
 
 
 def _check_kinds(spec: BufferSpec) -> None:
-    """Raise unless enum fields hold enum members: an equal plain string would pass `==` and fail `is` later."""
-    for name, kind in (("memory", Memory), ("init", Init), ("shape", tuple)):
+    for name, kind in (("pinned", bool), ("zeros", bool), ("shape", tuple)):
         value = getattr(spec, name)
         if not isinstance(value, kind):
             raise BufferError(

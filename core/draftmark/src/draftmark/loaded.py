@@ -192,7 +192,7 @@ class LoadedBackend(StateHooks):
 
         Args:
             geometry: shapes and limits that the buffers are sized for.
-            device: device of all `Memory.DEVICE` buffers.
+            device: device of all buffers that are not pinned.
             guard: put guard words around every buffer and poison fresh memory; None reads DRAFTMARK_GUARD.
 
         Raises:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from draftmark import BufferSpec, Extent, Geometry, Init, Memory, Mode, maximum, minimum
+from draftmark import BufferSpec, Extent, Geometry, Mode, maximum, minimum
 
 SLOTS, TABLES, TRIANGLE = "slot_mapping", "block_tables", "causal_mask"
 TAIL_SLOTS, TAIL_MASK, TAIL_KV, HAS_PREFIX = "tail_slots", "tail_mask", "tail_kv", "has_prefix"
@@ -33,9 +33,9 @@ def buffers(geometry: Geometry) -> list[BufferSpec]:
         # At the context limit the tail (the draft tokens' KV) needs columns too: sglang#22778.
         BufferSpec(TABLES, table, "int32", "max_reqs x max_pages_per_req"),
         # The mask is written once, when the backend opens, so the arena must not fill it with poison values.
-        BufferSpec(TRIANGLE, (side, side), "int8", "page: atten_mask", init=Init.ZEROS),
+        BufferSpec(TRIANGLE, (side, side), "int8", "page: atten_mask", zeros=True),
         # Target of the copies of exact lengths from the device, if the host has only bounds (overlap).
-        BufferSpec(HOST_LENS, table[:1], "int32", "max_reqs", memory=Memory.PINNED),
+        BufferSpec(HOST_LENS, table[:1], "int32", "max_reqs", pinned=True),
     ]
     if geometry.attention.latent:
         specs += _latent_buffers(geometry)
@@ -63,7 +63,7 @@ def _latent_buffers(geometry: Geometry) -> list[BufferSpec]:
         specs.append(BufferSpec(PIECE_TABLES, table, "int32", pieces))
     # The parts of the queries begin as zeros and the padding heads are never written, so these heads stay finite.
     return specs + [
-        BufferSpec(name, (rows, heads, width), a.q_dtype, formula, init=Init.ZEROS) for name, width in shapes.items()
+        BufferSpec(name, (rows, heads, width), a.q_dtype, formula, zeros=True) for name, width in shapes.items()
     ]
 
 
@@ -89,8 +89,8 @@ def _tree_buffers(geometry: Geometry) -> list[BufferSpec]:
     bits = (32 * geometry.mask_words * tree_extents(geometry, 1)[0],)
     marks = [
         # Written once, when the backend opens: for each tail slot its word in a row's mask, and its bit in that word.
-        BufferSpec(BITS, bits, "int32", "32 · mask_words", init=Init.ZEROS),
-        BufferSpec(WORD_OF, bits, "int32", "32 · mask_words", init=Init.ZEROS),
+        BufferSpec(BITS, bits, "int32", "32 · mask_words", zeros=True),
+        BufferSpec(WORD_OF, bits, "int32", "32 · mask_words", zeros=True),
         BufferSpec(TAIL_SLOTS, (slots,), "int64", "max_reqs · T"),
         BufferSpec(TAIL_MASK, (pairs,), "int8", "max_reqs · q · T"),
         BufferSpec(HAS_PREFIX, (reqs,), "float32", "max_reqs"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from draftmark import BufferSpec, Geometry, Memory, Mode, ceil_div, maximum, minimum
+from draftmark import BufferSpec, Geometry, Mode, ceil_div, maximum, minimum
 
 from .partition import ALIGNMENT
 
@@ -145,7 +145,7 @@ def buffers(geometry: Geometry) -> list[BufferSpec]:
         BufferSpec(SLOTS, slots, "int64", "max_rows"),
         BufferSpec(INTS, (maximum(*ends),), "uint8", SOURCE),
         BufferSpec(FLOATS, (floats,), "uint8", SOURCE),
-        BufferSpec(SCRATCH, (plan,), "uint8", SOURCE, memory=Memory.PINNED),
+        BufferSpec(SCRATCH, (plan,), "uint8", SOURCE, pinned=True),
     ]
     rows = [geometry.max_rows(mode) for mode in geometry.modes if may_run_two_passes(geometry, mode)]
     if rows:

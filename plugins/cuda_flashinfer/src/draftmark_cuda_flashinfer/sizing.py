@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from draftmark import BufferSpec, Geometry, Memory, Mode, ceil_div, maximum, minimum
+from draftmark import BufferSpec, Geometry, Mode, ceil_div, maximum, minimum
 
 from . import latent_plan, levels, partition
 
@@ -78,8 +78,8 @@ def _plans(geometry: Geometry) -> list[BufferSpec]:
     indptr = (HOST_INDPTRS, geometry.max_reqs + 1)
     return [
         *specs,
-        BufferSpec(STAGING, staged, "uint8", "two rounds of plans", memory=Memory.PINNED),
-        BufferSpec(HOST_INDPTR, indptr, "int32", "2 · (max_reqs + 1)", memory=Memory.HOST),
+        BufferSpec(STAGING, staged, "uint8", "two rounds of plans", pinned=True),
+        BufferSpec(HOST_INDPTR, indptr, "int32", "2 · (max_reqs + 1)", pinned=True),
     ]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from draftmark import BufferSpec, Geometry, Init, Mode, ceil_div, maximum
+from draftmark import BufferSpec, Geometry, Mode, ceil_div, maximum
 
 LENS, SLOTS, KV_INDPTR, WORKSPACE, COUNTERS = "kv_lens", "slot_mapping", "kv_indptr", "workspace", "counters"
 WORKSPACE_BYTES = 128 << 20
@@ -27,10 +27,10 @@ def buffers(geometry: Geometry) -> list[BufferSpec]:
     count = counters(geometry, reqs)
     return [
         *specs,
-        BufferSpec(COUNTERS, (count,), "int32", formula, init=Init.ZEROS),
+        BufferSpec(COUNTERS, (count,), "int32", formula, zeros=True),
         BufferSpec(
             WORKSPACE, (WORKSPACE_BYTES,), "uint8", "FlashInfer's recommendation: 128 MiB",
-            init=Init.ZEROS,
+            zeros=True,
         ),
     ]  # fmt: skip
 

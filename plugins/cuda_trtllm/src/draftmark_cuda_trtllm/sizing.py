@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from draftmark import BufferSpec, Geometry, Init, Mode, ceil_div, maximum
+from draftmark import BufferSpec, Geometry, Mode, ceil_div, maximum
 
 from . import forms, gen_sizing
 
@@ -102,7 +102,7 @@ def workspace(geometry: Geometry) -> list[BufferSpec]:
     once = "SMs · blocks: one per merge"
     specs = [
         BufferSpec(SCRATCH, (size,), "uint8", formula),
-        BufferSpec(SEMAPHORES, (sms * most,), "int32", once, init=Init.ZEROS),
+        BufferSpec(SEMAPHORES, (sms * most,), "int32", once, zeros=True),
     ]
     if forms.is_fp8(geometry):
         specs.append(BufferSpec(Q_SCALE, (1,), "float32", "scale · k_scale / v_scale"))

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from draftmark.buffers import Init
 from draftmark.registry import load
 from draftmark.runtime import Arena, GraphKey, KVCache, Program
 
@@ -100,7 +99,7 @@ def _opened(
     backend, device, geometry = load(given["name"]), given["device"], given["geometry"]
     arena = Arena.allocate(backend.buffers(geometry), device, guard=False)
     for spec in arena.specs:
-        if spec.init is Init.EMPTY:
+        if not spec.zeros:
             _fill(arena[spec.name], given["byte"])
     opened = call(lambda: backend.bind(geometry, arena, checked=False))
     return [_run(given, opened, arena, call, copy.deepcopy(one)) for one in forwards]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from draftmark.buffers import BufferSpec, Init
+from draftmark.buffers import BufferSpec
 from draftmark.geometry import Geometry, Mode
 
 from ..behaviour import Fixture, behaviour
@@ -73,11 +73,7 @@ def find_no_buffer_unused(harness: Harness, geometry: Geometry) -> None:
     harness.arena.poison()
     for forward in map(harness.place, all_forwards(geometry)):
         harness.prepare(harness.set(forward))
-    specs = [
-        spec
-        for spec in harness.subject.buffers(harness.geometry)
-        if spec.role in INDEX_ROLES and spec.init is Init.EMPTY
-    ]
+    specs = [spec for spec in harness.subject.buffers(harness.geometry) if spec.role in INDEX_ROLES and not spec.zeros]
     unused = [spec.name for spec in specs if spec.numel and bool((harness.arena[spec.name] == _poison(spec)).all())]
     if unused:
         raise ContractViolation(

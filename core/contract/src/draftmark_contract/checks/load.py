@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from draftmark.buffers import BufferSpec, Init, Memory
+from draftmark.buffers import BufferSpec
 from draftmark.geometry import Geometry, Mode
 from draftmark.registry import available
 from draftmark.version import CONTRACT_MINOR
@@ -183,17 +183,12 @@ _DECODED = frozenset(
     }
 )
 """Roles with a content that the metadata oracle reads."""
-_SPEC_TYPES: dict[str, type] = {"memory": Memory, "init": Init}
 
 
 def _check_buffer(spec: BufferSpec) -> None:
-    for name, kind in _SPEC_TYPES.items():
-        if not isinstance(getattr(spec, name), kind):
-            _wrong(
-                f"buffer {spec.name!r}: {name} must be a {kind.__name__}",
-                getattr(spec, name),
-                f"one of {kind.__name__}",
-            )
+    for name in ("pinned", "zeros"):
+        if not isinstance(getattr(spec, name), bool):
+            _wrong(f"buffer {spec.name!r}: {name} must be a bool", getattr(spec, name), "True or False")
     if not spec.formula or not isinstance(spec.formula, str):
         _wrong(f"buffer {spec.name!r} must have a formula for its shape", spec.formula, 'such as "max_reqs + 1"')
     if not isinstance(spec.shape, tuple) or not spec.shape:

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from draftmark.batch import ForwardBatch
-from draftmark.buffers import Memory
 from draftmark.errors import DraftmarkError
 from draftmark.geometry import Form, Mode
 from draftmark.graphs import GraphKey, GraphState, Program
@@ -61,7 +60,7 @@ class GraphHarness:
         steps = max(1, draft_steps(harness.geometry)) if Mode.DRAFT in harness.geometry.modes else 1
         # A capture copies device buffers only. plan() writes the host buffers, and a copy of them would be pageable
         # memory.
-        self._on_device = [one.name for one in harness.arena.specs if one.memory is Memory.DEVICE]
+        self._on_device = [one.name for one in harness.arena.specs if not one.pinned]
         self.step_tensors = [harness.more_tensors() for _ in range(steps)]
         self.take(TensorForm())
         harness.tensors = self.step_tensors[0]

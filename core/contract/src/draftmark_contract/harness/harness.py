@@ -254,7 +254,7 @@ class Harness(ForwardRunner):
 
     def host_reads(self, forward: ForwardCase, batch: ForwardBatch, call: Callable[[], None]) -> Iterable[str]:
         """Run `call`, and return the names of torch calls in it that read batch or arena tensors on the host."""
-        device = [self.arena[spec.name] for spec in self.arena.specs if spec.memory.value == "device"]
+        device = [self.arena[spec.name] for spec in self.arena.specs if not spec.pinned]
         cache = self.tensors.cache
         given = [one for one in (cache.k_scale, cache.v_scale, cache.sinks) if one is not None]
         rows = [one for one in self.tensors.rows(forward)[:3] if one is not None]

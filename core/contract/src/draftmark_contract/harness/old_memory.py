@@ -8,7 +8,6 @@ from functools import partial
 import torch
 
 from draftmark.arena import Arena
-from draftmark.buffers import Init
 
 Fill = Callable[[str, torch.Tensor], None]
 """Writes the bytes of one buffer, given its name and its memory as uint8 ``[bytes]``."""
@@ -60,7 +59,7 @@ class Left:
 def fill_buffers(arena: Arena, fill: Fill) -> None:
     """Fill every buffer of an arena that the core leaves uninitialized."""
     for spec in arena.specs:
-        if spec.init is Init.EMPTY:
+        if not spec.zeros:
             fill(spec.name, _memory(arena[spec.name]))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from draftmark.arena import POISON_BYTE, Arena
-from draftmark.buffers import Init
 
 from ..check import ContractViolation
 from .tensors import CaseTensors
@@ -20,7 +19,7 @@ class PoisonedMemory:
         rows = {name: one for name in ("q", "k", "v", "out") if (one := getattr(tensors, name)) is not None}
         self._given = {**static, **rows, **{f"cache.{name}": one for name, one in tensors.stored.items()}}
         self._arena = {f"buffer {name}": arena[name] for name in arena}
-        zeros = [spec.name for spec in arena.specs if spec.init is not Init.EMPTY]
+        zeros = [spec.name for spec in arena.specs if spec.zeros]
         self._kept = {name: arena[name].clone() for name in zeros}
         self._back = arena
         for one in (*self._arena.values(), *self._given.values()):

@@ -317,7 +317,7 @@ class StateHarness(Harness):
 
     def host_reads(self, forward: ForwardCase, batch: ForwardBatch, call: Callable[[], None]) -> Iterable[str]:
         """Run `call`, and return the names of torch calls in it that read batch or arena tensors on the host."""
-        device = [self.arena[spec.name] for spec in self.arena.specs if spec.memory.value == "device"]
+        device = [self.arena[spec.name] for spec in self.arena.specs if not spec.pinned]
         given = [one for name, one in self.tensors.named().items() if not name.startswith("out ")]
         with host_reads([*batch_tensors(batch).values(), *device, *given]) as reads:
             call()

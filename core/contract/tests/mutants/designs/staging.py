@@ -17,7 +17,6 @@ import torch
 
 from draftmark import BufferSpec, Geometry
 from draftmark.batch import ForwardBatch
-from draftmark.buffers import Memory
 from draftmark.graphs import record_call
 from draftmark.transfer import Fence, fence
 
@@ -30,7 +29,7 @@ NUMBERS, STAGED = "plan_numbers", "plan_staging"
 def buffers(geometry: Geometry, specs: list[BufferSpec]) -> list[BufferSpec]:
     """Add two buffers to the layout's: the pinned slots of the numbers, and their copy on the device."""
     count = geometry.max_reqs + 1
-    staged = BufferSpec(STAGED, (SLOTS, count), "int32", "slots × numbers", memory=Memory.PINNED)
+    staged = BufferSpec(STAGED, (SLOTS, count), "int32", "slots × numbers", pinned=True)
     numbers = BufferSpec(NUMBERS, (count,), "int32", "max_reqs + 1")
     return [*specs, numbers, staged]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from draftmark import BufferSpec, Geometry, Init
+from draftmark import BufferSpec, Geometry
 from draftmark.runtime import Arena, ForwardBatch, GraphState, KeyedGraphState, TorchTreeOps, to_device
 
 from .tutorial import Backend
@@ -65,7 +65,7 @@ def bounds_of(batch: ForwardBatch) -> tuple[int, ...]:
 def schedule(geometry: Geometry) -> list[BufferSpec]:
     """Declare the buffer of `Planned`. It starts with zeros and is not cleared between steps."""
     shape = (geometry.max_reqs,)
-    return [BufferSpec("bounds", shape, "int32", "max_reqs", init=Init.ZEROS)]
+    return [BufferSpec("bounds", shape, "int32", "max_reqs", zeros=True)]
 
 
 def schedule_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftmark import BufferSpec, Geometry, Init, Mode
+from draftmark import BufferSpec, Geometry, Mode
 from draftmark.runtime import Arena, ForwardBatch, KVCache, Tree, UpperBound
 
 from ..designs.changes import on_host_lengths
@@ -52,7 +52,7 @@ BYTE = {"layouts": CSR, "absent": "the counter belongs to the mutant, so one lay
 
 
 def _byte(geometry: Geometry, specs: list[BufferSpec]) -> list[BufferSpec]:
-    return [*specs, BufferSpec("steps", (1,), "int8", "a counter", init=Init.ZEROS)]
+    return [*specs, BufferSpec("steps", (1,), "int8", "a counter", zeros=True)]
 
 
 def _counted(backend: Any) -> None:
@@ -111,8 +111,8 @@ def own_table(geometry: Geometry) -> list[BufferSpec]:
     shape, one = (geometry.max_reqs, geometry.max_pages_per_req), (geometry.max_reqs,)
     formula = "max_reqs × max_pages_per_req"
     return [
-        BufferSpec("table", shape, "int32", formula, init=Init.ZEROS),
-        BufferSpec("last_lens", one, "int32", "max_reqs", init=Init.ZEROS),
+        BufferSpec("table", shape, "int32", formula, zeros=True),
+        BufferSpec("last_lens", one, "int32", "max_reqs", zeros=True),
     ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftmark import BufferSpec, Geometry, Init, Mode, ceil_div
+from draftmark import BufferSpec, Geometry, Mode, ceil_div
 from draftmark.runtime import Arena, ForwardBatch, KVCache, Tree
 
 from ..designs.layouts import of_tutorial
@@ -44,7 +44,7 @@ class ZeroedSlots(Plugin):
     def buffers(self, geometry: Geometry) -> list[BufferSpec]:
         rows = ceil_div(geometry.max_rows_any, 8) * 8
         formula = "max_rows_any, rounded up to 8"
-        return [BufferSpec("slots", (rows,), "int64", formula, init=Init.ZEROS)]
+        return [BufferSpec("slots", (rows,), "int64", formula, zeros=True)]
 
 
 def _strides_of_k(original: Any, k: Tensor, v: Tensor, cache: KVCache, batch: ForwardBatch) -> None:

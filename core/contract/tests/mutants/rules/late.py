@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from draftmark import BufferSpec, Geometry, Memory
+from draftmark import BufferSpec, Geometry
 from draftmark.graphs.active import LATE
 from draftmark.runtime import Arena, ForwardBatch, is_recording, record_call
 
@@ -212,7 +212,7 @@ class StagingRing(Planned):
 
 def ring_buffers(geometry: Geometry) -> list[BufferSpec]:
     shape, formula = (RING, geometry.max_reqs), "8 × max_reqs"
-    staging = BufferSpec("staging", shape, "int32", formula, Memory.PINNED)
+    staging = BufferSpec("staging", shape, "int32", formula, pinned=True)
     return [*schedule(geometry), staging]
 
 
