@@ -34,8 +34,10 @@ OPTIONAL_HOOKS: tuple[str, ...] = tuple(PREFIX + name for name in OPTIONAL)
 """Hooks that a backend may omit."""
 HOOKS: tuple[str, ...] = tuple(PREFIX + name for name in REQUIRED)
 """The six required hooks."""
-SPECS = SimpleNamespace(
-    **{PREFIX + name: hookspec(firstresult=True)(getattr(BackendPlugin, name)) for name in REQUIRED + OPTIONAL}
+SPECS = type(
+    "Specs",
+    (),
+    {PREFIX + name: hookspec(firstresult=True)(getattr(BackendPlugin, name)) for name in REQUIRED + OPTIONAL},
 )
 """Specifications for pluggy: the methods of `BackendPlugin`."""
 
@@ -53,4 +55,4 @@ def _hook(plugin: BackendPlugin, name: str) -> Callable[..., Any]:
 
 def hook_arguments() -> dict[str, tuple[str, ...]]:
     """Return the argument names of each hook, for error messages."""
-    return {name: tuple(inspect.signature(spec).parameters)[1:] for name, spec in vars(SPECS).items()}
+    return {name: tuple(inspect.signature(getattr(SPECS, name)).parameters)[1:] for name in HOOKS + OPTIONAL_HOOKS}
