@@ -100,7 +100,10 @@ def test_a_latent_cache_has_one_scale():
         (lambda: KVCache.latent(torch.zeros(2, 4, 1, 12), value_dim=8), r"rows are a tensor float32 \[2, 4, 1, 12\]"),
         (lambda: KVCache.latent(None, value_dim=8), "rows are None"),
         (lambda: KVCache.latent(torch.zeros(2, 4, 12)), "value_dim is None, .* AttentionShape.value_width"),
-        (lambda: KVCache.latent(torch.zeros(2, 4, 12), value_dim=13), r"value_dim is 13, .* 1 … 12; pass AttentionShape"),
+        (
+            lambda: KVCache.latent(torch.zeros(2, 4, 12), value_dim=13),
+            r"value_dim is 13, .* 1 … 12; pass AttentionShape",
+        ),
         (lambda: KVCache.latent((torch.zeros(2, 4, 8),)), "two buffers are value parts"),
         (lambda: KVCache.latent((torch.zeros(2, 4, 8), torch.zeros(2, 5, 4))), "two buffers are value parts"),
         (lambda: KVCache.latent((torch.zeros(2, 4, 8), torch.zeros(2, 4, 4).half())), "one dtype and device"),

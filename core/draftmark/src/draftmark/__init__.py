@@ -65,30 +65,23 @@ if TYPE_CHECKING:
     from .requirements import HostLengthsNeed, Requirements
 
 _HOMES = {
-    "Available": "registry",
-    "BackendInfo": "backend_info",
-    "BackendPlugin": "plugin",
-    "BatchSize": "kernels",
-    "BufferSpec": "buffers",
-    "HostLengthsNeed": "requirements",
-    "KernelChoice": "kernels",
-    "LoadedBackend": "loaded",
-    "Progress": "kernels",
-    "Requirements": "requirements",
-    "WarmedKernels": "kernels",
-    "available": "registry",
-    "cache_folder": "kernels",
-    "hookimpl": "hookspecs",
-    "load": "registry",
-    "prepares_kernels": "kernels",
+    "backend_info": ("BackendInfo",),
+    "buffers": ("BufferSpec",),
+    "hookspecs": ("hookimpl",),
+    "kernels": ("BatchSize", "KernelChoice", "Progress", "WarmedKernels", "cache_folder", "prepares_kernels"),
+    "loaded": ("LoadedBackend",),
+    "plugin": ("BackendPlugin",),
+    "registry": ("Available", "available", "load"),
+    "requirements": ("HostLengthsNeed", "Requirements"),
 }
 
 
 def __getattr__(name: str) -> Any:
     # Importing pluggy and importlib.metadata takes longer than the rest of this package, so names are resolved lazily.
-    if name not in _HOMES:
+    home = next((module for module, names in _HOMES.items() if name in names), None)
+    if home is None:
         raise AttributeError(f"module 'draftmark' has no attribute {name!r}")
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    return getattr(import_module(f".{home}", __name__), name)
 
 
 __all__ = [

@@ -50,7 +50,8 @@ def hooks_of(plugin: BackendPlugin) -> SimpleNamespace:
 def _hook(plugin: BackendPlugin, name: str) -> Callable[..., Any]:
     """Return a function that calls a method by position, so that a plugin may name its parameters as it likes."""
     base = getattr(BackendPlugin, name).__get__(plugin)
-    return functools.wraps(base)(lambda *arguments: getattr(plugin, name)(*arguments))
+    bind = inspect.signature(base).bind
+    return functools.wraps(base)(lambda *given, **named: getattr(plugin, name)(*bind(*given, **named).args))
 
 
 def hook_arguments() -> dict[str, tuple[str, ...]]:

@@ -18,25 +18,20 @@ from .guard import value_checks
 
 
 @dataclass(frozen=True)
-class Exact:
+class _Lengths:
+    lens: tuple[int, ...]
+
+    def upper_bound(self) -> tuple[int, ...]:
+        """Return an upper bound of each request's prefix length on the device, in tokens."""
+        return self.lens
+
+
+class Exact(_Lengths):
     """Exact prefix lengths of live requests on the host; `lens[r]` equals the device's value, in tokens."""
 
-    lens: tuple[int, ...]
 
-    def upper_bound(self) -> tuple[int, ...]:
-        """Return an upper bound of each request's prefix length on the device, in tokens."""
-        return self.lens
-
-
-@dataclass(frozen=True)
-class UpperBound:
+class UpperBound(_Lengths):
     """Upper bounds of prefix lengths, in tokens; the device may be one step ahead of the host."""
-
-    lens: tuple[int, ...]
-
-    def upper_bound(self) -> tuple[int, ...]:
-        """Return an upper bound of each request's prefix length on the device, in tokens."""
-        return self.lens
 
 
 @dataclass(frozen=True)

@@ -94,23 +94,9 @@ class BatchBuffers:
             shape = padded_reqs, extent.tail_len
             parents = None if self.parents is None else self.parents[:slots].view(shape)
             tail = Tree(self.mask[:rows], self.depth[:slots].view(shape), parents)
-        return ForwardBatch(
-            mode,
-            step,
-            self.prefix_lens[:padded_reqs],
-            self._uniform_indptr(extent.q_len)[: padded_reqs + 1],
-            self.page_table[:padded_reqs],
-            tail,
-            self.positions[:rows],
-            host,
-            num_reqs,
-            (extent.q_len,) * padded_reqs,
-            (extent.tail_len,) * padded_reqs,
-            rows,
-            self._slots(rows),
-            self._state_slots(padded_reqs),
-            self._chosen(rows),
-        )
+        q_lens, tail_lens = (extent.q_len,) * padded_reqs, (extent.tail_len,) * padded_reqs
+        indptr = self._uniform_indptr(extent.q_len)
+        return self._batch(mode, step, indptr, tail, host, num_reqs, q_lens, tail_lens, rows)
 
     def ragged_verify(
         self,
@@ -138,35 +124,32 @@ class BatchBuffers:
             BatchError: an argument is out of range, or the geometry does not serve RAGGED_VERIFY.
         """
         geometry = self.geometry
-        padded, bounds = check_ragged_verify(geometry, budget, num_reqs, host, tree, padded_reqs, q_bounds)
+        _, bounds = check_ragged_verify(geometry, budget, num_reqs, host, tree, padded_reqs, q_bounds)
         assert self.q_indptr is not None, "the geometry serves RAGGED_VERIFY"
         parents = None if self.parents is None else self.parents[:budget]
-        return ForwardBatch(
-            Mode.RAGGED_VERIFY,
-            0,
-            self.prefix_lens[:padded],
-            self.q_indptr[: padded + 1],
-            self.page_table[:padded],
-            Tree(self.mask[:budget], self.depth[:budget], parents) if tree else Causal(),
-            self.positions[:budget],
-            host,
-            num_reqs,
-            bounds,
-            bounds,
-            budget,
-            self._slots(budget),
-            self._state_slots(padded),
-            self._chosen(budget),
-        )
+        tail = Tree(self.mask[:budget], self.depth[:budget], parents) if tree else Causal()
+        return self._batch(Mode.RAGGED_VERIFY, 0, self.q_indptr, tail, host, num_reqs, bounds, bounds, budget)
 
-    def _slots(self, rows: int) -> torch.Tensor | None:
-        return None if self.slots is None else self.slots[:rows]
-
-    def _state_slots(self, requests: int) -> torch.Tensor | None:
-        return None if self.state_slots is None else self.state_slots[:requests]
-
-    def _chosen(self, rows: int) -> Chosen | None:
-        return None if self.chosen is None else Chosen(self.chosen.slots[:rows], self.chosen.counts[:rows])
+    def _batch(
+        self,
+        mode: Mode,
+        step: int,
+        indptr: torch.Tensor,
+        tail: Tail,
+        host: HostLengths,
+        num_reqs: int,
+        q_lens: tuple[int, ...],
+        tail_lens: tuple[int, ...],
+        rows: int,
+    ) -> ForwardBatch:
+        """Return a batch with leading slices of the buffers: `rows` rows of as many requests as `q_lens` has."""
+        n = len(q_lens)
+        slots = None if self.slots is None else self.slots[:rows]
+        states = None if self.state_slots is None else self.state_slots[:n]
+        lists = None if self.chosen is None else Chosen(self.chosen.slots[:rows], self.chosen.counts[:rows])
+        prefix, table, positions = self.prefix_lens[:n], self.page_table[:n], self.positions[:rows]
+        numbers = host, num_reqs, q_lens, tail_lens, rows
+        return ForwardBatch(mode, step, prefix, indptr[: n + 1], table, tail, positions, *numbers, slots, states, lists)
 
     def _uniform_indptr(self, q_len: int) -> torch.Tensor:
         if q_len not in self._indptr:

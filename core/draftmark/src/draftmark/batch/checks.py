@@ -46,7 +46,8 @@ def validate(batch: ForwardBatch, geometry: Geometry | StateGeometry) -> Forward
         by_row = batch.mode is Mode.RAGGED_VERIFY
         depth = (rows,) if by_row else (r, max(batch.tail_lens, default=0))
         require_tensor("tail.depth", batch.tail.depth, depth, torch.int32, device)
-        _check_parents(batch.tail.parents, depth, stateful, device)
+        absent = "a tree over recurrent state needs the parent of each slot; create BatchBuffers with state="
+        _check_optional("tail.parents", batch.tail.parents, depth, torch.int32, device, absent if stateful else "")
     return batch
 
 
@@ -135,30 +136,28 @@ def check_table(
 def check_slots(slots: object, rows: int, geometry: BatchGeometry, device: torch.device) -> None:
     """Require the `slots` tensor if the geometry has Form.ENGINE_SLOTS; otherwise require None."""
     brings = Form.ENGINE_SLOTS in geometry.forms
-    if slots is None:
-        if brings:
-            raise BatchError(
-                "slots is None, but the geometry has Form.ENGINE_SLOTS; fill BatchBuffers.slots, or create the "
-                "geometry without that form"
-            )
-        return
-    if not brings:
+    if slots is not None and not brings:
         raise BatchError(
             "slots are given, but the geometry lacks Form.ENGINE_SLOTS; create the geometry with that form"
         )
-    require_tensor("slots", slots, (rows,), torch.int64, device)
+    absent = "the geometry has Form.ENGINE_SLOTS; fill BatchBuffers.slots, or create the geometry without that form"
+    _check_optional("slots", slots, (rows,), torch.int64, device, absent if brings else "")
 
 
 def check_state_slots(state_slots: object, requests: int, needed: bool, device: torch.device) -> None:
     """Require the `state_slots` tensor if `needed`; a layer without state accepts the tensor and None."""
-    if state_slots is None:
-        if needed:
-            raise BatchError(
-                "state_slots is None, but the geometry has recurrent state; create BatchBuffers with state=, or pass "
-                "state_slots to ragged"
-            )
-        return
-    require_tensor("state_slots", state_slots, (requests,), torch.int32, device)
+    absent = "the geometry has recurrent state; create BatchBuffers with state=, or pass state_slots to ragged"
+    _check_optional("state_slots", state_slots, (requests,), torch.int32, device, absent if needed else "")
+
+
+def _check_optional(
+    name: str, tensor: object, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, absent: str
+) -> None:
+    """Check a tensor that may be None; `absent` says why it may not, and is empty where it may."""
+    if tensor is not None:
+        require_tensor(name, tensor, shape, dtype, device)
+    elif absent:
+        raise BatchError(f"{name} is None, but {absent}")
 
 
 def check_chosen(chosen: object, rows: int, width: int, device: torch.device) -> None:
@@ -174,17 +173,6 @@ def check_chosen(chosen: object, rows: int, width: int, device: torch.device) ->
             raise BatchError(
                 f"chosen.{name} has strides {list(tensor.stride())}, but it must be contiguous; copy the lists"
             )
-
-
-def _check_parents(parents: object, shape: tuple[int, ...], needed: bool, device: torch.device) -> None:
-    if parents is None:
-        if needed:
-            raise BatchError(
-                "tail.parents is None, but a tree over recurrent state needs the parent of each slot; create "
-                "BatchBuffers with state="
-            )
-        return
-    require_tensor("tail.parents", parents, shape, torch.int32, device)
 
 
 def _check_requests(batch: ForwardBatch, geometry: BatchGeometry) -> None:
