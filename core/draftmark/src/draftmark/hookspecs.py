@@ -4,7 +4,7 @@ Hooks run at start-up only, because a pluggy call costs more than a microsecond.
 of `draftmark.runtime.AttentionBackend` instead. Hooks have no default arguments; new inputs become dataclass fields.
 
 An entry point in the group ``draftmark.backends.v1`` names a backend; the group's number is the contract major.
-The entry point names a class derived from `draftmark.BackendPlugin`, whose methods are the hooks. An object or a module
+The entry point names a class derived from `draftmark.BackendPlugin`; its methods are the hooks. An object or a module
 works too: its functions are called ``draftmark_NAME`` and decorated by `hookimpl`.
 """
 

@@ -142,7 +142,7 @@ class BatchBuffers:
         tail_lens: tuple[int, ...],
         rows: int,
     ) -> ForwardBatch:
-        """Return a batch with leading slices of the buffers: `rows` rows of as many requests as `q_lens` has."""
+        """Return a batch with leading slices of the buffers: `rows` rows, and a request for each entry of `q_lens`."""
         n = len(q_lens)
         slots = None if self.slots is None else self.slots[:rows]
         states = None if self.state_slots is None else self.state_slots[:n]
