@@ -6,8 +6,9 @@
 
 `check` compares random batches of random shapes with float64: outputs, log-sum-exps and stored rows. `time` prints
 microseconds of one layer's `attend` next to the floor of bytes and products. A case's calls lie in one CUDA graph and
-read disjoint random pages, at least COLD_BYTES in total, so that L2 is cold. 32 rows are trees. `sweep` times other
-tile shapes of the kernel. Each time is the smaller of two medians of graph replays.
+read disjoint random pages (`latent_cases.COLD_BYTES`), so that L2 is cold. 32 rows are trees. `sweep` times other tile
+shapes of the portable kernel. Each time is the smaller of two medians of graph replays. `latent_compare` times this
+backend next to others.
 """
 
 from __future__ import annotations
@@ -17,15 +18,8 @@ import os
 import random
 from collections.abc import Iterable, Iterator
 from itertools import product
-from statistics import median
 
-import torch
-
-from draftmark import AttentionShape, DraftShape, Form, Geometry, Limits, Mode, load
-from draftmark.batch import Causal, ForwardBatch, Tree
-from draftmark.devices import device_profile
-from draftmark.lengths import Exact
-from draftmark.runtime import KVCache
+from draftmark import AttentionShape, Form, Geometry, Mode, load
 from draftmark_cuda_triton.compiled.prepare import store_kernels
 from draftmark_cuda_triton.heuristics import latent as latent_heuristics
 from draftmark_cuda_triton.heuristics import select
@@ -34,12 +28,8 @@ from draftmark_cuda_triton.kernel_list import EngineUse, kernels_of
 from draftmark_cuda_triton.kernel_spec import KernelSpec
 from plugins.cuda_triton.tools.latent_batches import Problem, Sizes, draw
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-"""Without a GPU, `check` runs small batches in the interpreter."""
-COLD_BYTES = 150_000_000
-MAX_CALLS = 64
-BYTES_A_SECOND, FLOP_A_SECOND = 4.4e12, 790e12
-"""Floors of an H200: what copies and large products reach."""
+from .latent_cases import DEVICE, Case, Timed
+
 ROUNDOFF = {"bfloat16": 4e-3, "float16": 1e-3, "float32": 1e-5}
 CASES = ("1x1024", "8x8192", "64x4096", "16x32768")
 SWEEP = [
@@ -133,112 +123,21 @@ def _error(plugin, problem: Problem) -> tuple[float, float]:
     return error, (lse[:live].cpu().double() - expected_lse).abs().max().item()
 
 
-class Timed:
-    """One case: requests of `keys` keys and `rows` rows. Every layer has its own pages, so that L2 is cold."""
-
-    def __init__(self, heads: int, requests: int, keys: int, rows: int, page: int) -> None:
-        self.name, self.heads, self.rows = f"{requests}x{keys}", heads, rows
-        self.requests, self.keys, self.page = requests, keys, page
-        shape = AttentionShape(heads, 1, 576, page, softmax_scale=192**-0.5, value_dim=512, latent=True)
-        draft = DraftShape(4, 4, rows) if rows > 8 else DraftShape(1, max(rows - 1, 1), rows)
-        self.mode = Mode.VERIFY if rows > 1 else Mode.DECODE
-        self.geometry = Geometry.create(shape, Limits(requests, keys), draft, device_profile(DEVICE), (self.mode,))
-        pages = -(-(keys) // page) + 1
-        row_bytes = requests * pages * page * 1152
-        self.calls = max(1, min(MAX_CALLS, -(-COLD_BYTES // row_bytes)))
-        self.caches = [
-            KVCache.latent(
-                torch.randn(requests * pages + 1, page, 576, dtype=torch.bfloat16, device=DEVICE), value_dim=512
-            )
-            for _ in range(self.calls)
-        ]
-        table = (torch.randperm(requests * pages, device=DEVICE) + 1).int().view(requests, pages)
-        full = torch.zeros(requests, int(self.geometry.max_pages_per_req), dtype=torch.int32, device=DEVICE)
-        full[:, :pages] = table[:, : full.shape[1]]
-        total = requests * rows
-        self.q = torch.randn(total, heads, 576, dtype=torch.bfloat16, device=DEVICE)
-        self.out = torch.empty(total, heads, 512, dtype=torch.bfloat16, device=DEVICE)
-        lens = torch.full((requests,), keys - rows, dtype=torch.int32, device=DEVICE)
-        indptr = torch.arange(requests + 1, dtype=torch.int32, device=DEVICE) * rows
-        self.batch = ForwardBatch(
-            self.mode, 0, lens, indptr, full, self._tail(), torch.zeros(total, dtype=torch.int64, device=DEVICE),
-            Exact((keys - rows,) * requests), requests, (rows,) * requests, (rows,) * requests, total, None,
-        )  # fmt: skip
-
-    def _tail(self) -> Causal | Tree:
-        if self.rows <= 8:
-            return Causal()
-        chance, masks, depths = random.Random(1), [], []
-        for _ in range(self.requests):
-            seen, depth = [1], [0]
-            for slot in range(1, self.rows):
-                parent = chance.randrange(max(0, slot - 8), slot)
-                seen.append(seen[parent] | 1 << slot)
-                depth.append(depth[parent] + 1)
-            masks += [
-                [(one >> 32 * w & 0xFFFFFFFF) - (one >> 32 * w & 1 << 31) * 2 for w in range(self.words)]
-                for one in seen
-            ]
-            depths.append(depth)
-        return Tree(*(torch.tensor(one, dtype=torch.int32, device=DEVICE) for one in (masks, depths)))
-
-    @property
-    def words(self) -> int:
-        """Words of a mask row."""
-        return int(self.geometry.mask_words)
-
-    @property
-    def floors(self) -> tuple[float, float]:
-        """Microseconds that bytes and products take at least."""
-        rows = self.requests * self.rows * self.heads
-        moved = self.requests * self.keys * 1152 + rows * (576 + 512) * 2
-        return moved / BYTES_A_SECOND * 1e6, 2 * rows * self.keys * (576 + 512) / FLOP_A_SECOND * 1e6
-
-    def microseconds(self) -> float:
-        """Return the time of one layer's `attend`."""
-        backend = load("cuda_triton").open(self.geometry, DEVICE)
-        backend.plan(self.batch)
-        backend.write_metadata(self.batch)
-
-        def layers() -> None:
-            for cache in self.caches:
-                backend.attend(self.q, cache, self.batch, self.out)
-
-        layers()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            layers()
-        return min(self._median(graph) for _ in range(2)) / self.calls
-
-    @staticmethod
-    def _median(graph: torch.cuda.CUDAGraph) -> float:
-        times = []
-        for _ in range(25):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            graph.replay()
-            end.record()
-            torch.cuda.synchronize()
-            times.append(begin.elapsed_time(end) * 1e3)
-        return median(times[5:])
-
-
-def cases(given: argparse.Namespace) -> Iterator[Timed]:
+def cases(given: argparse.Namespace) -> Iterator[Case]:
     """Yield the cases that the command line names."""
     for heads, page, rows, name in product(given.heads, given.pages, given.rows, given.case):
         requests, keys = map(int, name.split("x"))
-        yield Timed(heads, requests, keys, rows, page)
+        yield Case(heads, requests, keys, rows, page)
 
 
 def show_times(given: argparse.Namespace) -> None:
     """Print one line for each case."""
     print("heads page rows requests x keys: us, floor of bytes, floor of products, us / larger floor; tile")
     for case in cases(given):
-        us, (moved, products) = case.microseconds(), case.floors
-        config = select.select_config(case.geometry.attention, case.geometry.device, case.rows, num_reqs=case.requests)
+        us, (moved, products), geometry = Timed(case).microseconds(), case.floors, case.geometry()
+        config = select.select_config(geometry.attention, geometry.device, case.rows, num_reqs=case.requests)
         print(
-            f"{case.heads:4} {case.page:3} {case.rows:3} {case.name:>9}: {us:8.1f} {moved:7.1f} {products:7.1f} "
+            f"{case.heads:4} {case.page:3} {case.name:>16}: {us:8.1f} {moved:7.1f} {products:7.1f} "
             f"{us / max(moved, products):5.2f}  {_tile(config)}", flush=True,
         )  # fmt: skip
 
@@ -252,11 +151,11 @@ def sweep(given: argparse.Namespace) -> None:
                 continue
             _force(config)
             try:
-                found.append((case.microseconds(), _tile(config)))
+                found.append((Timed(case).microseconds(), _tile(config)))
             except Exception as error:
                 print(f"{_tile(config)}: {type(error).__name__}: {str(error)[:100]}", flush=True)
         print(
-            f"{case.heads} heads, page {case.page}, {case.rows} rows, {case.name}: "
+            f"{case.heads} heads, page {case.page}, {case.name}: "
             + "; ".join(f"{us:.1f} {tile}" for us, tile in sorted(found)), flush=True,
         )  # fmt: skip
 
