@@ -2,11 +2,12 @@
 
 A row also counts the tokens that transformers' fp32 model does not choose (`off`), so plain decoding is checked too.
 
-    python -m benchmarks.sglang.texts OUT.json [--seconds N] [--ranks N] [--servers 0,1] [--hybrid [--check]]
+    python -m benchmarks.sglang.texts OUT.json [--seconds N] [--ranks N] [--servers 0,1] [--hybrid [--check | --cached]]
 
 With several ranks, a server is tensor parallel with one GPU per rank. All ranks must give equal texts, and
 DRAFTMARK_GUARD=1 compares the forwards of the ranks. With ``--hybrid`` the model is a small Qwen3-Next,
 and its MTP layer drafts. `--check` compares each recurrent layer of each forward with float64 (`state_check`).
+`--cached` serves every prompt twice, in chunks of 128 tokens; the second time it resumes at a checkpoint of the state.
 """
 
 from __future__ import annotations
@@ -56,6 +57,11 @@ HYBRID = (
     ("fa3", tree16(64)),
 )
 """Servers of a hybrid model."""
+CACHED: dict[str, Any] = dict(
+    disable_radix_cache=False, mamba_radix_cache_strategy="extra_buffer", mamba_track_interval=64,
+    max_mamba_cache_size=64, chunked_prefill_size=128,
+)  # fmt: skip
+"""Arguments of a server that keeps checkpoints of the states of a hybrid model."""
 ON_RANKS = 2
 """Number of servers that run with several ranks."""
 LOG_LINES = 60
@@ -74,7 +80,7 @@ def served(folder: Path) -> tuple[tuple[str, Case], ...]:
     return SERVED if (folder / "draft").exists() else HYBRID
 
 
-def serve(number: int, folder: Path, rank: int, ranks: int, rehearsed: bool, checked: bool) -> None:
+def serve(number: int, folder: Path, rank: int, ranks: int, rehearsed: bool, checked: bool, cached: bool) -> None:
     """Decode all prompts together; write texts, verifications and the number of forwards that the ranks compared."""
     os.environ.update(NGRAM_COMPILER | (ON_A_CPU if rehearsed else {}))
     backend, case = served(folder)[number]
@@ -86,19 +92,22 @@ def serve(number: int, folder: Path, rank: int, ranks: int, rehearsed: bool, che
     if checked:
         check.install()
     arguments = _arguments(backend, case, folder, rehearsed)
+    if cached:
+        arguments |= CACHED
     if ranks > 1:
         os.environ["DRAFTMARK_GUARD"] = "1"
         arguments |= dict(
             tp_size=ranks, nccl_port=int(os.environ[PORT]) + number, disable_custom_all_reduce=True, rank=rank
         )
     scheduler = scheduler_of(**arguments)
-    running = submit(scheduler, prompts(), TOKENS)
-    run_until_done(scheduler, running)
+    for turn in range(1 + cached):
+        running = submit(scheduler, prompts(), TOKENS, f"turn-{turn}")
+        run_until_done(scheduler, running)
     texts = [list(request.output_ids)[:TOKENS] for request in running]
     verifications = sum(getattr(request, "spec_verify_ct", 0) for request in running)
     forwards = getattr(scheduler.tp_worker.model_runner.attn_backend, "_comparison", None)
     result = dict(texts=texts, verifications=verifications, forwards_compared=getattr(forwards, "compared", 0))
-    result |= dict(check=check.rows())
+    result |= dict(check=check.rows(), cached=sum(request.cached_tokens for request in running))
     _file(folder, number, rank).write_text(json.dumps(result))
     os._exit(0)
 
@@ -160,6 +169,8 @@ def _row(ranks: list[Any], plain: list[list[int]], models: list[Any]) -> dict[st
     off = [_off(models, *each) for each in zip(prompts(), one["texts"], strict=True)]
     row |= dict(off=sum(map(len, off)), off_first=[each[0] if each else None for each in off])
     row |= dict(tokens=sum(map(len, one["texts"])), verifications=one["verifications"])
+    if one["cached"]:
+        row |= dict(cached=one["cached"])
     if one["check"]:
         row |= dict(check=one["check"])
     if len(ranks) > 1:
@@ -207,17 +218,14 @@ def _log_tail(folder: Path, number: int, ranks: int) -> list[str]:
     return [line for log in logs for line in log.read_text(errors="replace").strip().splitlines()[-LOG_LINES:]]
 
 
-def start(
-    folder: Path, numbers: list[int], ranks: int, rehearsed: bool, checked: bool
-) -> list[subprocess.Popen[bytes]]:
-    """Start the processes of all ranks of these servers at once."""
+def start(folder: Path, numbers: list[int], ranks: int, more: list[str]) -> list[subprocess.Popen[bytes]]:
+    """Start the processes of all ranks of these servers at once, with more options."""
     servers = []
     os.environ.setdefault(PORT, str(random.SystemRandom().randrange(20000, 30000)))
     for number in numbers:
         for rank in range(ranks):
             command = [sys.executable, "-m", "benchmarks.sglang.texts", str(folder), "--serve", str(number)]
-            command += ["--rank", str(rank), "--ranks", str(ranks)] + ["--rehearse"] * rehearsed
-            command += ["--check"] * checked
+            command += ["--rank", str(rank), "--ranks", str(ranks), *more]
             with (folder / f"log.{number}.{rank}").open("wb") as log:
                 servers.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
     return servers
@@ -232,12 +240,14 @@ def main() -> None:
     parser.add_argument("--servers", help="indices in SERVERS; by default all, or the first two with several ranks")
     parser.add_argument("--hybrid", action="store_true", help="serve a small Qwen3-Next with its MTP layer")
     parser.add_argument("--check", action="store_true", help="compare recurrent layers with float64")
+    parser.add_argument("--cached", action="store_true", help="resume prompts of a hybrid model at checkpoints")
     parser.add_argument("--rehearse", action="store_true", help="run on a CPU, in fp32")
     parser.add_argument("--serve", type=int, help="internal: run this server")
     parser.add_argument("--rank", type=int, default=0, help="internal: rank of the server process")
     options = parser.parse_args()
     if options.serve is not None:
-        serve(options.serve, options.out, options.rank, options.ranks, options.rehearse, options.check)
+        given = options.rank, options.ranks, options.rehearse, options.check, options.cached
+        serve(options.serve, options.out, *given)
     folder, began = Path(tempfile.mkdtemp()), time.monotonic()
     dtype = "float32" if options.rehearse else "bfloat16"
     if options.hybrid:
@@ -247,7 +257,8 @@ def main() -> None:
     numbers = list(range(len(served(folder))))[: ON_RANKS if options.ranks > 1 else None]
     if options.servers:
         numbers = [int(one) for one in options.servers.split(",")]
-    servers = start(folder, numbers, options.ranks, options.rehearse, options.check)
+    more = [f"--{name}" for name in ("rehearse", "check", "cached") if getattr(options, name)]
+    servers = start(folder, numbers, options.ranks, more)
     while time.monotonic() - began < options.seconds and any(one.poll() is None for one in servers):
         time.sleep(0.1)
     for one in servers:
