@@ -31,6 +31,8 @@ class Family(StrEnum):
     MAMBA2 = "mamba2"
 
 
+RUN_ON_A_GPU = (Family.GDN,)
+"""Families that ran on a GPU, with layers and texts compared with float64 (docs/what-was-run.md)."""
 ARCHITECTURES = {
     "Qwen3NextForCausalLM": Family.GDN,
     "Qwen3_5ForConditionalGeneration": Family.GDN,
@@ -69,20 +71,21 @@ def served_states(model_config: Any, arguments: Any) -> ServedStates | None:
     if family is None or not uses_draftmark(arguments) or not SUPPORTED.installed_before(BELOW):
         return None
     shape = _shape(family, model_config)
-    loaded = None if shape is None else _backend(Options.read(), arguments.device, shape.recurrence)
+    loaded = None if shape is None else _backend(Options.read(), arguments.device, family, shape.recurrence)
     return None if shape is None or loaded is None else ServedStates(family, shape, loaded)
 
 
-def _backend(options: Options, device: str, recurrence: Recurrence) -> LoadedBackend | None:
+def _backend(options: Options, device: str, family: Family, recurrence: Recurrence) -> LoadedBackend | None:
     """Return the backend for recurrent layers; None for SGLang's own.
 
     Without DRAFTMARK_STATE_BACKEND it is the backend that serves attention, if that serves the recurrence. On a GPU it
-    is SGLang's own, because texts of a hybrid model were wrong there (docs/what-was-run.md).
+    is SGLang's own for families that draftmark never ran there.
 
     Raises:
         EngineError: the named backend is unknown, not installed, or runs on another device.
     """
-    if options.state_backend == SGLANG or (not options.state_backend and device == "cuda"):
+    untested = device == "cuda" and family not in RUN_ON_A_GPU
+    if options.state_backend == SGLANG or (not options.state_backend and untested):
         return None
     loaded = choose(options.state_backend or options.backend, device)
     return loaded if options.state_backend or recurrence in loaded.info.recurrences else None
