@@ -31,6 +31,11 @@ class LateOperators(TorchDispatchMode):
         self._device = device
         self._places = device.places
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: no code is compiled here, and dynamo's wrapper takes seconds to import and slows operators."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if LATE.get() is not self._device:
