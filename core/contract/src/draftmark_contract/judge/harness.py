@@ -132,6 +132,10 @@ class EngineHarness:
         """Return snapshots of the rows of a step, to detect changes later."""
         return Watch(dict(zip("qkv", self.rows(loaded), strict=True)), loaded)
 
+    def calls(self, step: Step, loaded: Step) -> dict[str, Callable[[], object]]:
+        """Return the one call of a layer, which also checks the slots that it writes."""
+        return {"forward": lambda: self.assert_forward(step, loaded)}
+
     def bits(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a copy of a tensor as integers, so that NaN equals itself."""
         return raw(tensor).clone()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 from draftmark.geometry import AttentionShape
 
@@ -12,9 +11,8 @@ from ...cases.forwards import ragged
 from ...cases.geometries import logits, numerics
 from ...runner.item import Item
 from ..driver import EngineCapabilities
-from ..harness import EngineHarness
-from ..step import Step, step_of
-from .building import SMALL, case_of, fitted, of_each_mode, on_layer
+from ..step import step_of
+from .building import SMALL, case_of, fitted, of_each_mode
 
 MATCH, SERVE, LOGITS = "numerics.match_float64", "numerics.serve_what_is_not_refused", "numerics.survive_any_logits"
 PADDING, SLOTS = "padding.changes_no_live_byte", "engine.forms_are_taken_as_they_are"
@@ -103,11 +101,5 @@ def _inputs(caps: EngineCapabilities) -> list[Item]:
         for rule in (VIEWS, ELSEWHERE):  # Both check two forms or places, one in each step.
             found.append(case_of(caps, rule, forward.name, [step, step]))
     for forward in extends(geometry):
-        body = partial(_stores_its_own, step=step_of(forward))
-        found.append(on_layer(caps, PURE, forward.name, geometry, forward.num_pages, body, OWN_SLOTS))
+        found.append(case_of(caps, PURE, forward.name, step_of(forward), OWN_SLOTS))
     return found
-
-
-def _stores_its_own(harness: EngineHarness, step: Step) -> None:
-    """Check the slots that a step writes: a layer is one call, so single calls cannot be watched."""
-    harness.assert_forward(step, harness.load(step))
