@@ -79,7 +79,7 @@ def _prefill(geometry: Geometry, batch: BatchSize) -> Iterator[KernelChoice]:
         yield KernelChoice("e4m3 keys", "upcast once" if pays else "upcast in each tile", reason, UPCASTS)
         a = upcast.upcast_shape(a) if pays else a
     usual = sizing.prefill_config(replace(geometry, attention=a))
-    unsplit = split_kv.fastest_config(a, device, usual, rows, lens)
+    unsplit = split_kv.fastest_config(a, device, prefill_configs(a, usual), rows, lens)
     config = split_kv.split_config(a, device, unsplit, rows, lens)
     split = config is not None and split_kv.splitting_pays(a, device, config, rows, lens)
     used = config if split and config is not None else unsplit
