@@ -10,7 +10,9 @@ from __future__ import annotations
 import importlib.metadata as md
 import os
 import re
+import sys
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -44,7 +46,24 @@ class Available:
 
 
 def available() -> list[Available]:
-    """List every installed backend of any contract major, sorted by name. Imports no backend."""
+    """List every installed backend of any contract major, sorted by name. Imports no backend.
+
+    Packages are read again after a change of the import path, or of the names in one of its folders.
+    """
+    return list(_installed(tuple(map(_changed, sys.path)), tuple(map(id, sys.meta_path))))
+
+
+def _changed(folder: str) -> tuple[str, int]:
+    """Return a folder of the import path, and when a file or folder was last added to it or removed from it."""
+    try:
+        folder = folder or os.getcwd()
+        return folder, os.stat(folder).st_mtime_ns
+    except OSError:
+        return folder, 0
+
+
+@lru_cache(maxsize=1)
+def _installed(folders: tuple[tuple[str, int], ...], finders: tuple[int, ...]) -> list[Available]:
     found: dict[str, list[Available]] = {}
     for distribution in md.distributions():
         # A distribution may be on the path twice (an editable install and a copy): the first wins, as for imports.
