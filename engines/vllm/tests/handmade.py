@@ -11,7 +11,7 @@ import torch
 from draftmark import LAYOUT_FORMS, AttentionShape, DeviceProfile, Form, load
 from draftmark.runtime import KVCache
 from draftmark_engines import EngineLimits
-from draftmark_vllm.batch_runs import split_decodes_prefills
+from draftmark_vllm.batch_runs import BatchRun, split_decodes_prefills
 from draftmark_vllm.bound_backends import BoundBackends
 from draftmark_vllm.pages import kv_cache
 from draftmark_vllm.step import Step, StepBuffers
@@ -212,13 +212,16 @@ def attention(
     buffers: StepBuffers,
     cache: KVCache | None = None,
     shape: AttentionShape | None = None,
+    runs: tuple[BatchRun, ...] | None = None,
 ) -> torch.Tensor:
-    """Run a step as vLLM's builder and layer do, on `cache` or by default on its own pages. Return its live rows."""
+    """Run a step as vLLM's builder and layer do, on `cache` or by default on its own pages. Return its live rows.
+
+    `runs` replaces the builder's usual split of the step.
+    """
     shape, out = shape or made.problem.shape, torch.full_like(made.q, float("nan"))
     cache = replace(cache or kv_cache(made.pages, shape.num_kv_heads, None, None), sinks=made.sinks)
-    cut = split_decodes_prefills(
-        made.step.query_start_host, made.step.num_rows, made.problem.verify_rows, ours.any.ragged
-    )
+    verify_rows, ragged = made.problem.verify_rows, ours.any.ragged
+    cut = runs or split_decodes_prefills(made.step.query_start_host, made.step.num_rows, verify_rows, ragged)
     parts = []
     for run in cut:
         batch = buffers.forward(made.step, run, ours.geometry(run.mode))

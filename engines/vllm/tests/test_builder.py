@@ -36,6 +36,7 @@ def builder_of(ours: BoundBackends, **of_a_step: Any) -> DraftmarkBuilder:
         "_debug": False,
         "_chunk": None,
         "_tails": None,
+        "_adaptive": False,
         "_verify_rows": 1,
     }
     own = {"_bound": ours, "_buffers": StepBuffers(MAX_REQS, MAX_TOKENS, cpu), "device": cpu}

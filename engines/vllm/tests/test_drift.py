@@ -61,6 +61,41 @@ def test_every_imported_name_exists(read: Read) -> None:
 
 
 @EACH
+def test_adaptive_verification_asks_our_hooks(read: Read) -> None:
+    """Each release with adaptive verification has the option and the two hooks that the adapter implements.
+
+    Releases before 0.31 have no `get_varlen_cudagraph_max_query_len`, and refuse backends without ALWAYS.
+    """
+    source, options = read(BACKEND), read("config/speculative.py")
+    if "enable_adaptive_verification" not in options:
+        assert "supports_device_cpu_query_lens_mismatch" not in source
+        return
+    asked = arguments(defined(source, "AttentionBackend", "supports_device_cpu_query_lens_mismatch"))
+    assert asked == []
+    if "get_varlen_cudagraph_max_query_len" in source:
+        hook = defined(source, "AttentionMetadataBuilder", "get_varlen_cudagraph_max_query_len")
+        assert arguments(hook) == ["vllm_config", "kv_cache_spec"]
+    else:
+        assert "AttentionCGSupport.ALWAYS" in read("v1/worker/gpu/spec_decode/adaptive_verification.py")
+
+
+@EACH
+def test_dflash_calls_our_store(read: Read) -> None:
+    """DFlash stores its context by `do_kv_cache_update` of the layer, with five positional arguments."""
+    source = read("model_executor/models/qwen3_dflash.py")
+    call = next(
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "do_kv_cache_update"
+    )
+    assert len(call.args) == 5 and not call.keywords
+    own = defined((SOURCES / "impl.py").read_text(), "DraftmarkImpl", "do_kv_cache_update")
+    assert arguments(own) == ["layer", "key", "value", "kv_cache", "slot_mapping"]
+
+
+@EACH
 @pytest.mark.parametrize(
     ("theirs", "own"),
     [

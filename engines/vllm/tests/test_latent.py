@@ -116,7 +116,7 @@ def builder_of(backends: BoundBackends, columns: int = 0) -> DraftmarkMLABuilder
     buffers = StepBuffers(MAX_REQS, MAX_REQS * VERIFY_ROWS, cpu, columns)
     vars(made).update({"_bound": backends, "_buffers": buffers, "device": cpu, "_verify_rows": VERIFY_ROWS})
     vars(made).update(dict.fromkeys(("_host_lengths", "_exact", "_debug", "_capture"), False))
-    vars(made).update(dict.fromkeys(("_chunk", "_tails"), None))
+    vars(made).update(dict.fromkeys(("_chunk", "_tails", "_adaptive"), None))
     made._graphs = made._new_graphs()
     return made
 

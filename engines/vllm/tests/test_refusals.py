@@ -72,7 +72,6 @@ def test_a_usual_model_is_served() -> None:
         ({"use_dcp": True}, "DCP"),
         ({"use_rswa": True}, "R-SWA"),
         ({"use_batch_invariant": True}, "batch invariance"),
-        ({"use_adaptive_verification": True}, "adaptive verification"),
         ({"attn_type": "encoder_only"}, "encoder_only"),
         ({"attn_type": "encoder_decoder"}, "encoder_decoder"),
         ({"kv_cache_dtype": "fp8_e5m2"}, "kv_cache_dtype"),
@@ -189,6 +188,21 @@ def test_non_causal_step_without_blocks_is_refused(block: int, reason_text: str)
         EngineError, match=rf"requests of \[4, 1\] rows has attention that is not causal, {reason_text}"
     ):
         block_run((0, 4, 5), 5, block)
+
+
+def test_adaptive_verification_needs_ragged_verify(config: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adaptive verification is accepted with full graphs of its rows, unless the backend lacks RAGGED_VERIFY."""
+    config.speculative_config = SimpleNamespace(num_speculative_tokens=4, enable_adaptive_verification=True)
+    assert DraftmarkBackend.validate_configuration(**USUAL) == []
+    assert DraftmarkBackend.supports_device_cpu_query_lens_mismatch()
+    assert builder.DraftmarkBuilder.get_varlen_cudagraph_max_query_len(config, None) == 5
+    even = tuple(mode for mode in ReferencePlugin.info.modes if mode is not Mode.RAGGED_VERIFY)
+    monkeypatch.setattr(ReferencePlugin, "info", replace(ReferencePlugin.info, modes=even))
+    monkeypatch.setattr(limits, "_chosen", limits._chosen.__wrapped__)  # the loaded backend is cached
+    reasons = DraftmarkBackend.validate_configuration(**USUAL)
+    assert "backend reference has no RAGGED_VERIFY; leave enable_adaptive_verification out" in reasons
+    config.speculative_config = SimpleNamespace(num_speculative_tokens=4)
+    assert builder.DraftmarkBuilder.get_varlen_cudagraph_max_query_len(config, None) is None
 
 
 def test_block_drafter_needs_draft_block(config: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from draftmark_engines import EngineError
 from .bound_backends import OTHER_BACKEND, Geometries
 from .custom import CustomBackend
 from .limits import chosen_backend, engine_limits, layer_shape, profile_of
-from .options import refused_option, refused_trees
+from .options import refused_option, refused_ragged
 from .pages import head_slots
 from .registration import CLAIM
 from .versions import VLLM
@@ -82,8 +82,8 @@ class DraftmarkBackend(CustomBackend, AttentionBackend):  # type: ignore[misc]
 
     @classmethod
     def supports_device_cpu_query_lens_mismatch(cls) -> bool:
-        """Return False: the builder splits a step by the host's row counts, so they must equal the device's."""
-        return False
+        """Return True: in adaptive verification the device decides the rows of each verify (RAGGED_VERIFY)."""
+        return True
 
     @classmethod
     def validate_configuration(cls, *given: Any, **arguments: Any) -> list[str]:
@@ -147,7 +147,7 @@ class DraftmarkBackend(CustomBackend, AttentionBackend):  # type: ignore[misc]
         except EngineError as error:
             return str(error)
         cls.separate_kv = Form.STRIDED_KV not in made.decode_verify.forms
-        return refused_trees(config, made, backend.info.name)
+        return refused_ragged(config, made, backend.info.name)
 
     # -- KV layout in vLLM 0.29 and later (0.28 calls one method) ----------------------------------------
 

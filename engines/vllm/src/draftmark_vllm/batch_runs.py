@@ -36,6 +36,8 @@ class BatchRun:
         first_row: index of the run's first row in the step.
         num_reqs: number of live requests.
         q_lens: rows of each request, padding requests last. In a uniform mode padding requests have equal rows too.
+            Bounds if the device decides the rows.
+        budget: query rows if the device decides each request's rows; None if `q_lens` are exact.
     """
 
     mode: Mode
@@ -43,6 +45,7 @@ class BatchRun:
     first_row: int
     num_reqs: int
     q_lens: tuple[int, ...]
+    budget: int | None = None
 
     @property
     def padded_reqs(self) -> int:
@@ -51,8 +54,8 @@ class BatchRun:
 
     @cached_property
     def num_rows(self) -> int:
-        """Number of query rows, rows of padding requests included."""
-        return sum(self.q_lens)
+        """Number of query rows, padding included."""
+        return sum(self.q_lens) if self.budget is None else self.budget
 
 
 @lru_cache(CACHE_SIZE)
@@ -92,6 +95,32 @@ def split_decodes_prefills(
     if leading < live:
         tail = BatchRun(Mode.EXTEND, leading, query_start[leading], live - leading, tuple(lens[leading:live]))
     return tuple([one for one in (head, tail) if one is not None and one.num_reqs])
+
+
+@lru_cache(CACHE_SIZE)
+def split_adaptive(query_start: tuple[int, ...], num_rows: int, verify_rows: int) -> tuple[BatchRun, ...]:
+    """Split a step in which the device decides the rows of each verify (vLLM's adaptive verification).
+
+    The host knows the verifies' rows in sum, but spreads them evenly. vLLM puts decodes and verifies before prompts,
+    and the rows of prompts are exact. Every request of the first run gets the bound `verify_rows`, in captured steps
+    too.
+
+    Args:
+        query_start, num_rows, verify_rows: as in `split_decodes_prefills`.
+    """
+    lens = [after - before for before, after in pairwise(query_start)]
+    live = len(lens)
+    while live and not lens[live - 1]:
+        live -= 1
+    leading = next((n for n, rows in enumerate(lens[:live]) if rows > verify_rows), live)
+    runs = []
+    if leading:
+        # Without prompts the step may replay a full graph, captured with all its requests and rows.
+        reqs, rows = (len(lens), num_rows) if leading == live else (leading, query_start[leading])
+        runs.append(BatchRun(Mode.RAGGED_VERIFY, 0, 0, leading, (verify_rows,) * reqs, rows))
+    if leading < live:
+        runs.append(BatchRun(Mode.EXTEND, leading, query_start[leading], live - leading, tuple(lens[leading:live])))
+    return tuple(runs)
 
 
 @lru_cache(CACHE_SIZE)

@@ -10,7 +10,7 @@ from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadataBuild
 
 from draftmark_engines import warn_missing_hook
 
-from .limits import engine_limits, layer_shape, limits_of_chunks, serves_trees
+from .limits import engine_limits, layer_shape, limits_of_chunks, serves_trees, verifies_adaptively
 from .parts import Part, PartsBuilder, graph_support, refresh_parts, step_of
 
 HOOKS = {
@@ -78,6 +78,11 @@ class DraftmarkBuilder(PartsBuilder, AttentionMetadataBuilder[StepMetadata]):  #
             cache.cache_dtype,
         )
         return graph_support(vllm_config, shape, engine_limits(vllm_config))
+
+    @classmethod
+    def get_varlen_cudagraph_max_query_len(cls, vllm_config: Any, kv_cache_spec: Any) -> int | None:
+        """Return the most rows of a request in a full graph of adaptive verification. vLLM calls this since 0.31."""
+        return engine_limits(vllm_config).num_draft_tokens if verifies_adaptively(vllm_config) else None
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> StepMetadata:
         """Split a step into runs, build a batch for each run, plan, and write metadata on the device."""

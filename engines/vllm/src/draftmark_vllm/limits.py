@@ -71,6 +71,11 @@ def drafts_blocks(config: Any) -> bool:
     return bool(getattr(getattr(config, "attention_config", None), "use_non_causal", False))
 
 
+def verifies_adaptively(config: Any) -> bool:
+    """Return whether the device decides how many drafts of each request a step verifies (vLLM 0.28 and later)."""
+    return bool(getattr(config.speculative_config, "enable_adaptive_verification", False))
+
+
 def chosen_backend(config: Any, device: str) -> LoadedBackend:
     """Load the backend that the configuration names, or the device's default.
 

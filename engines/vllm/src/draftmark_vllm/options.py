@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .bound_backends import OTHER_BACKEND, Geometries
-from .limits import serves_trees
+from .limits import serves_trees, verifies_adaptively
 from .versions import VLLM
 
 
@@ -32,8 +32,12 @@ def refused_option(config: Any) -> str | None:
     return None
 
 
-def refused_trees(config: Any, geometries: Geometries, backend: str) -> str | None:
-    """Return a sentence if drafts are trees and the backend has no RAGGED_VERIFY; None otherwise."""
-    if not serves_trees(config) or geometries.ragged:
+def refused_ragged(config: Any, geometries: Geometries, backend: str) -> str | None:
+    """Return a sentence if drafts are trees, or verified adaptively, without RAGGED_VERIFY; None otherwise."""
+    if geometries.ragged:
         return None
-    return f"backend {backend} has no RAGGED_VERIFY, which trees need; leave --worker-cls out"
+    if serves_trees(config):
+        return f"backend {backend} has no RAGGED_VERIFY, which trees need; leave --worker-cls out"
+    if verifies_adaptively(config):
+        return f"backend {backend} has no RAGGED_VERIFY; leave enable_adaptive_verification out"
+    return None

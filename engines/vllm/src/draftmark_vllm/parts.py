@@ -14,9 +14,9 @@ from draftmark.runtime import BoundBackend, ForwardBatch
 from draftmark_engines import EngineError, EngineLimits
 from draftmark_engines.ranks import RankGuard, step_digest
 
-from .batch_runs import BatchRun, block_run, join_runs, split_decodes_prefills
+from .batch_runs import BatchRun, block_run, join_runs, split_adaptive, split_decodes_prefills
 from .bound_backends import OTHER_BACKEND, BoundBackends, Geometries
-from .limits import chosen_backend, profile_of
+from .limits import chosen_backend, profile_of, verifies_adaptively
 from .metadata_graphs import MetadataGraphs
 from .reservation import RESERVATION
 from .settings import Settings
@@ -53,6 +53,7 @@ class PartsBuilder:
         RESERVATION.release()
         self._debug = Settings.read(self.vllm_config.additional_config).debug
         self._chunk, self._limits = chunk, limits
+        self._adaptive = verifies_adaptively(self.vllm_config)
         self._verify_rows, self._exact = limits.num_draft_tokens, not limits.host_lag
         self._backend = chosen_backend(self.vllm_config, self.device.type)
         self._bind(self._layers())
@@ -99,7 +100,9 @@ class PartsBuilder:
             cam: vLLM's `CommonAttentionMetadata`. Its first requests are the step's.
             capture: whether vLLM captures the step, so that its plan must be valid in every replay.
         """
-        if step.causal:
+        if step.causal and self._adaptive:
+            runs = split_adaptive(step.query_start_host, step.num_rows, self._verify_rows)
+        elif step.causal:
             verify_rows, ragged = self._verify_rows, self._bound.any.ragged
             runs = split_decodes_prefills(step.query_start_host, step.num_rows, verify_rows, ragged)
         else:
@@ -108,7 +111,7 @@ class PartsBuilder:
         if runs and runs[-1].mode is Mode.EXTEND and not capture and self._chunk is None:
             if step.seq_bounds is None:
                 step = replace(step, seq_bounds=bounds_of(cam))
-            if self._may_join and self._tails is None and step.seq_bounds is not None:
+            if self._may_join and self._tails is None and not self._adaptive and step.seq_bounds is not None:
                 runs = join_runs(runs, step.seq_bounds, self._bound.any.extend)
         parts = []
         for run in runs:

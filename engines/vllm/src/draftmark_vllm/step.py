@@ -131,9 +131,10 @@ def refresh(batch: ForwardBatch, seq_lens: torch.Tensor) -> None:
         torch.sub(seq_lens, batch.q_lens[0], out=prefix_lens)
         prefix_lens.clamp_(min=0)
         return
-    # A ragged run has no padding requests, so its prefixes need no clamp.
     torch.sub(starts[:-1], starts[1:], out=prefix_lens)
     prefix_lens.add_(seq_lens)
+    if batch.padded_reqs > batch.num_reqs:
+        prefix_lens.clamp_(min=0)
 
 
 def _host(step: Step, run: BatchRun, geometry: Geometry) -> HostLengths:
@@ -143,7 +144,8 @@ def _host(step: Step, run: BatchRun, geometry: Geometry) -> HostLengths:
     # vLLM's bounds assume that every draft is accepted, so they can exceed the maximum prefix, at which vLLM trims
     # drafts. The maximum is read once per step: computing it for each of 256 requests took half a millisecond.
     longest = geometry.max_prefix_len
-    lens = tuple([max(0, min(n - rows, longest)) for n, rows in zip(bounds, run.q_lens, strict=False)])
+    least = run.q_lens if run.budget is None else (1,) * run.num_reqs  # a bound of rows gives no bound of the prefix
+    lens = tuple([max(0, min(n - rows, longest)) for n, rows in zip(bounds, least, strict=False)])
     return Exact(lens) if step.exact else UpperBound(lens)
 
 

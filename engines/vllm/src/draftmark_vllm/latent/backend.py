@@ -12,7 +12,7 @@ from draftmark_engines import EngineError
 from ..bound_backends import OTHER_BACKEND, Geometries
 from ..custom import CustomBackend
 from ..limits import chosen_backend, is_fp8, latent_limits, model_latent_shape, profile_of
-from ..options import refused_option, refused_trees
+from ..options import refused_option, refused_ragged
 
 
 class DraftmarkMLABackend(CustomBackend, MLACommonBackend):  # type: ignore[misc]
@@ -59,7 +59,7 @@ class DraftmarkMLABackend(CustomBackend, MLACommonBackend):  # type: ignore[misc
             made = Geometries.of(backend, shape, latent_limits(config), profile_of(current_platform.device_type))
         except EngineError as error:
             return str(error)
-        return refused_trees(config, made, backend.info.name)
+        return refused_ragged(config, made, backend.info.name)
 
 
 def _refused_for_latent(config: Any, kv_cache_dtype: Any) -> str | None:
