@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from draftmark import DraftShape, Geometry, GeometryError, Limits, Mode, latent_shape, load
+from draftmark import DraftShape, Geometry, GeometryError, Limits, Mode, load
 from draftmark.runtime import (
     BatchBuffers,
     ForwardBatch,
@@ -19,6 +19,7 @@ from draftmark.runtime import (
     write_tail,
 )
 from draftmark_engines.ranks import step_digest
+from draftmark_tools.models import latent_shape
 from engines.common.tests.two_ranks import results_of_two_ranks
 
 MODEL = {"kv_lora_rank": 12, "qk_rope_head_dim": 4, "num_attention_heads": 6, "qk_nope_head_dim": 8}
