@@ -39,7 +39,9 @@ def summary(record: Row) -> str:
     """Return the table of a record, its origin, and the servers that ended early or did not run."""
     lines = [_line(TITLES), f"|{'---|' * LEFT}{'---:|' * (len(TITLES) - LEFT)}"]
     workload = record["workloads"][0]["name"]
-    rows = [row for row in record["rows"] if row["workload"] == workload and "monitor_mode" not in row]
+    own = [row for row in record["rows"] if row["workload"] == workload]
+    # A server that the monitor may end has a line only if no other server has its configuration.
+    rows = [row for row in own if "monitor_mode" not in row or not _one(own, _unmonitored(row), row["pass"])]
     cold = [row for row in rows if row["pass"] == "cold" and "tokens_per_s" in row]
     for row in sorted(cold, key=lambda one: (list(DRAFTERS).index(one["drafter"]), _is_ours(record, one))):
         lines.append(_line(_cells(record, row, _one(rows, row, "again"))))
@@ -121,6 +123,10 @@ def _same(one: Row, other: Row) -> bool:
 
 def _one(rows: Iterable[Row], like: Row, which: str) -> Row:
     return next((row for row in rows if _same(row, like) and row["pass"] == which), {})
+
+
+def _unmonitored(row: Row) -> Row:
+    return {name: value for name, value in row.items() if name != "monitor_mode"}
 
 
 def _joined(row: Row, what: str, names: Iterable[str]) -> str:
