@@ -38,7 +38,7 @@ def spread(rows: list[int]) -> list[int]:
 
 
 def adaptive_problem(seed: int) -> tuple[Problem, list[int]]:
-    """Return a step of uneven verifies, in every third one with a prompt behind them, and the host's rows."""
+    """Return a step of uneven verifies, in every third one with a prompt after them, and the host's rows."""
     rng = random.Random(seed)
     rows = [rng.randint(1, VERIFY) for _ in range(rng.randint(1, MAX_REQS - 2))]
     prompt = [rng.randint(VERIFY + 1, 30)] if seed % 3 == 0 else []
