@@ -112,9 +112,10 @@ types: dev-environment
 	$(BIN)/mypy
 
 # tests/test_wheels.py has each backend's sizes and proofs, without torch. `make test-all` has the production sizes,
-# every length and number of rows, thousands of plans and steps, and a graph for every batch size: most of a sample's
-# time.
+# every length and number of rows, thousands of plans, steps and tokens, and a graph for every batch size: most of a
+# sample's time.
 NO_SIZING = not sizing and not tightness and not overflow and not proof
-NO_LONG = not production and not every_length and not for_long and not another_state_replays and not number_of_rows
+NO_LONG = not production and not every_length and not for_long and not another_state_replays and not number_of_rows \
+    and not drift
 sample-%: dev-environment
 	$(CONTRACT) $* --sample 1 -k "$(NO_SIZING) and $(NO_LONG)" --allow-known

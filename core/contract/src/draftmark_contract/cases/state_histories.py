@@ -10,7 +10,7 @@ from ..check import Case
 from . import state
 from .state import CHAIN, LAYERS, LIMITS, SINCE, TREE, geometry_of
 
-TOKENS, ROWS = 10_000, 8
+TOKENS, ROWS = 10_000, 16
 """Tokens of a long run, and rows of its rounds."""
 LONG = Limits(1, TOKENS + 64, 64, (1,))
 MODES = (Mode.EXTEND, Mode.DECODE, Mode.VERIFY)

@@ -34,7 +34,7 @@ COUNTS = (1, 2, 3, 4, 5, 8, 16, 17, 32, 33, 64)
 MANY = 16
 """Rows above which fewer layers and trees run."""
 LARGE = ("gdn", "conv")
-"""Layers with commits and checkpoints of trees of 64 rows."""
+"""Layers with commits and checkpoints of trees of 64 rows, and with one kind of verify only."""
 
 
 def draft_of(rows: int, tree: bool) -> DraftShape:
@@ -159,7 +159,7 @@ def any_rows() -> list[Case]:
             ("tree", TREE, STATE_MODES),
             ("verify", CHAIN, (Mode.EXTEND, Mode.DECODE, Mode.VERIFY)),
             ("ragged", CHAIN, (Mode.EXTEND, Mode.DECODE, Mode.RAGGED_VERIFY)),
-        )[: 4 if name in FEW else 2]:
+        )[: 4 if name in LARGE else 2]:
             geometry = geometry_of(name, draft, modes=modes)
             found.append(_case(name, _any_rows(geometry, len(found)), geometry, label))
     return found
@@ -289,7 +289,7 @@ def padded() -> list[Case]:
     """Return batches with few live requests, or none, and RAGGED_VERIFY with rows after its requests."""
     found = []
     for name in LAYERS:
-        for draft in (CHAIN, TREE):
+        for draft in (CHAIN, TREE)[: 1 + (name in FEW)]:
             geometry = geometry_of(name, draft)
             kind = "chain" if draft is CHAIN else "random"
             made = [
@@ -323,19 +323,20 @@ def checkpoints() -> list[Case]:
 
 def _checkpoints(geometry: StateGeometry) -> list[Round]:
     interval, most = geometry.limits.state_interval, geometry.draft.num_draft_tokens
-    engine = StateEngine(geometry)
-    engine.join(6)
-    made = [engine.extend([1 + n for n in range(6)]), engine.extend([interval - (1 + n) % interval for n in range(6)])]
+    engine, count = StateEngine(geometry), 3 if most > MANY else 6
+    engine.join(count)
+    first = engine.extend([1 + n for n in range(count)])
+    made = [first, engine.extend([interval - (1 + n) % interval for n in range(count)])]
     for turn in range(2):
         last = _turning(lambda n, rows, turn=turn: rows - 1 - (n * turn) % (rows + 1))  # type: ignore[misc]
         made.append(engine.verify("deep" if turn % 2 else "random", last, 8))
         made.append(
-            engine.verify_rows([(n + turn) % (most + 1) for n in range(6)], "chain" if turn % 2 else "deep", last)
+            engine.verify_rows([(n + turn) % (most + 1) for n in range(count)], "chain" if turn % 2 else "deep", last)
         )
         made.append(engine.decode())
         if turn == 1:
             engine.preempt(2)
-            made.append(engine.extend([interval, 1, 3, 2, interval + 1, 0]))
+            made.append(engine.extend([interval, 1, 3, 2, interval + 1, 0][:count]))
     return made
 
 

@@ -68,7 +68,7 @@ def _error(subject: BackendUnderTest, geometry: StateGeometry, history: Sequence
 
 @behaviour(Fixture.STATE, cases=cases.drifts, since=SINCE, bugs=("sglang#28695", "sglang#33630", "sglang#40419"))
 def does_not_drift(harness: StateHarness, geometry: StateGeometry) -> None:
-    """After 10,000 tokens in rounds of 8 rows the state is that of 10,000 tokens one after another, in float64.
+    """After 10,000 tokens in rounds of 16 rows the state is that of 10,000 tokens one after another, in float64.
 
     The activations have a model's dtype, and the state float32. Some rounds keep only some of their rows.
     """

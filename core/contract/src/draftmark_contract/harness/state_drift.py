@@ -18,11 +18,11 @@ SLOWEST = 2e-4
 """Largest decay exponent of a token: a state forgets two thirds of an update in 5,000 tokens or more."""
 ROUNDINGS = 1500
 """Roundings of float32 in units of the largest state. A decay close to 1 is rounded to the same side in every token."""
-KEPT = (8, 8, 8, 5, 8, 1, 8, 8, 0, 8, 8, 7)
+KEPT = (16, 16, 16, 5, 16, 1, 16, 16, 0, 16, 16, 15)
 """Accepted rows of the rounds, in turn."""
 REUSED = 40
 """Rounds with the same random numbers, in another order and with other signs each time."""
-LOOK = 250
+LOOK = 125
 """Rounds between two comparisons."""
 
 
