@@ -65,6 +65,15 @@ def _defines(read: Read, target: str) -> bool:
 
 
 @EACH
+def test_targets_configuration_is_found(read: Read) -> None:
+    """Each release's arguments keep the target's configuration, or `ModelConfig` makes it from them alone."""
+    if "def get_model_config(" not in read("srt/server_args.py"):
+        made = defined(read("srt/configs/model_config.py"), "ModelConfig", "from_server_args")
+        assert isinstance(made, ast.FunctionDef) and made.args.args[0].arg == "server_args"
+        assert len(made.args.args) - len(made.args.defaults) == 1
+
+
+@EACH
 def test_backend_lists_contain_triton(read: Read) -> None:
     """SGLang's model checks that list attention backends contain Triton, the name that draftmark's hook passes."""
     source = _or_none(read, "srt.arg_groups.model_hook") or read("srt/server_args.py")

@@ -24,7 +24,15 @@ def active_states() -> ServedStates | None:
     from sglang.srt.runtime_context import get_server_args
 
     arguments = get_server_args()
-    return served_states(arguments.get_model_config(), resolved_view(arguments))
+    return served_states(_target_config(arguments), resolved_view(arguments))
+
+
+def _target_config(arguments: Any) -> Any:
+    """Return SGLang's configuration of the target. From 0.5.19 on the arguments no longer keep it."""
+    from sglang.srt.configs.model_config import ModelConfig
+
+    kept = getattr(arguments, "get_model_config", None)
+    return ModelConfig.from_server_args(arguments) if kept is None else kept()
 
 
 def size_without_snapshots(original: Callable[[Any, float], float], configurator: Any, rest_gib: float) -> float:
