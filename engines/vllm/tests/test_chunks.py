@@ -28,7 +28,8 @@ def builder(
     monkeypatch: pytest.MonkeyPatch, chunk: int | None, spec_chunk: int | None, debug: bool = True
 ) -> DraftmarkBuilder:
     """Return a builder for one layer with chunk size `chunk`, and for a KV spec with chunk size `spec_chunk`."""
-    layer = SimpleNamespace(impl=SimpleNamespace(shape=lambda page_size, dtype: SHAPE), attention_chunk_size=chunk)
+    impl = SimpleNamespace(shape=lambda page_size, dtype: SHAPE, block=False)
+    layer = SimpleNamespace(impl=impl, attention_chunk_size=chunk)
     monkeypatch.setattr(DraftmarkBuilder, "_layers", lambda self: [layer])
     config = SimpleNamespace(
         additional_config={"draftmark": {"backend": "reference", "debug": debug}},
