@@ -29,6 +29,8 @@ class Kernel(Enum):
     """Hopper; four producer warps gather keys with cp.async from pages of any size."""
     SM90_FP8 = "kernels_sm90, fp8"
     """Hopper; e4m3 is upcast in registers and the MMA operands are swapped, with one consumer warp group."""
+    SM90_ROUNDED = "kernels_sm90, e4m3 x e4m3"
+    """Hopper; q and the softmax probabilities are rounded to e4m3, and V is transposed by producer warps."""
     SM90_LATENT = "kernels_sm90, latent"
     """Hopper; latent rows."""
 

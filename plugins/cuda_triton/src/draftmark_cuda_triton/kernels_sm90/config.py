@@ -37,6 +37,7 @@ class KernelConstants:
         STRIDE_ALIGN: power of two that divides the strides of q's and out's rows and heads, in elements.
         GATHER_KV: keys are gathered by cp.async instead of TMA boxes (`mainloop.wait_full`).
         SPLIT_KV: row tiles of prefill are split along their keys (`tile_scheduler`).
+        ROUNDS: q and the softmax probabilities are rounded to e4m3, and K and V are multiplied as stored (`mma_e4m3`).
     """
 
     PAGE_SIZE: int
@@ -61,6 +62,7 @@ class KernelConstants:
     STRIDE_ALIGN: int = 1
     GATHER_KV: bool = False
     SPLIT_KV: bool = False
+    ROUNDS: bool = False
 
 
 @gluon.constexpr_function
@@ -143,13 +145,19 @@ def num_empty_arrivals(CFG):
 @gluon.constexpr_function
 def scores_layout(CFG):
     """Return the register layout of a warp group's scores, ``[64, BLOCK_N]``."""
-    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CFG.BLOCK_N, 16])
+    return acc_layout(CFG.BLOCK_N, CFG.ROUNDS)
 
 
 @gluon.constexpr_function
-def acc_layout(width):
-    """Return the register layout of a warp group's accumulator, ``[64, width]``."""
-    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, width, 16])
+def acc_layout(width, rounds=False):
+    """Return the register layout of a warp group's accumulator, ``[64, width]``; `rounds` for operands in e4m3."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, width, 32 if rounds else 16])
+
+
+@gluon.constexpr_function
+def weights_in_word(CFG):
+    """Return the number of adjacent softmax probabilities in one register of a wgmma operand."""
+    return 4 if CFG.ROUNDS else 2
 
 
 @gluon.constexpr_function
@@ -165,7 +173,10 @@ def row_copy_layout(width, warps):
 
 
 LOAD_K, LOAD_V, UPCAST, GATHER = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2), gl.constexpr(3)
-"""Tasks of a producer partition: load K by TMA, load V by TMA, upcast e4m3 tiles to q's dtype, gather by cp.async."""
+"""Tasks of a producer partition: load K by TMA, load V by TMA, upcast e4m3 tiles to q's dtype, gather by cp.async.
+
+With ROUNDS the warps of UPCAST transpose V instead.
+"""
 
 
 @gluon.constexpr_function

@@ -8,12 +8,13 @@ groups it is 32 + 6 · 32 KiB, and one CTA fits on each SM.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .config import make_constants, num_column_parts, num_empty_arrivals, prefetches_q, scores_layout, uses_pingpong
+from .config import make_constants, num_column_parts, prefetches_q, scores_layout, uses_pingpong
 from .epilogue import scale_acc, store_out, store_partial_acc, zero_padding_rows
 from .mainloop import mainloop, pingpong_arrive
 from .mask import CAUSAL, TREE, RowMask
+from .mma_e4m3 import rounded_rows, store_q_rounded
 from .pack_gqa import load_q, load_q_to_smem, reciprocal, split_packed_row, store_q_smem
-from .pipeline import allocate_rows, grid_dependency_sync, make_pipeline, stage_of
+from .pipeline import allocate_rows, grid_dependency_sync, make_pipelines, stage_of
 from .producer import produce_tiles
 from .softmax import sink_weight
 from .split_kv import BLOCK, first_visible_key, kv_tile_range, kv_tile_stop, request_overhead, request_rows
@@ -139,7 +140,11 @@ def consume_decode_verify(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
             row, head_in_group = split_packed_row(head_offset + lane, group, inv_group)
             row += first_row
             first_q_row, count = begin + first_row, (rows - first_row) * group
-            if prefetches_q(CFG):
+            q_rows, unit = wg_q_smem, scale * k_factor
+            if CFG.ROUNDS:
+                factor = store_q_rounded(wg_q_smem, queries, q.dtype.element_ty, CFG)
+                q_rows, unit = rounded_rows(wg_q_smem, CFG), unit * gl.convert_layout(factor, lane.type.layout)
+            elif prefetches_q(CFG):
                 store_q_smem(wg_q_smem, queries, CFG)
             else:
                 load_q_to_smem(
@@ -178,7 +183,7 @@ def consume_decode_verify(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
                 max_position=max_position, first_masked_tile=first_masked_tile,
             )  # fmt: skip
             acc, row_max, row_sum, stage, phase = mainloop(
-                wg_q_smem, pipeline, stage, phase, tile, stop, row_mask, scale * k_factor, cap, CFG, CONSUMER_WG
+                q_rows, pipeline, stage, phase, tile, stop, row_mask, unit, cap, CFG, CONSUMER_WG
             )  # fmt: skip
             # If a row sees no key of this split, row_sum is 0: out becomes 0 and the LSE -inf, without 0/0.
             log_sum = gl.where(row_sum > 0, row_max + gl.log2(row_sum), float("-inf"))
@@ -257,7 +262,7 @@ def attend_decode_verify(
     CAP: gl.constexpr, SCALED: gl.constexpr, SINKS: gl.constexpr, WITH_LSE: gl.constexpr, OVERHEAD_TILES: gl.constexpr,
     PDL: gl.constexpr, STAGES: gl.constexpr, FP8_STAGES: gl.constexpr, UPCAST_FP8: gl.constexpr,
     INTRA_WG_OVERLAP: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, KV_HEADS_PER_TILE: gl.constexpr,
-    BLOCK_D_REST: gl.constexpr, STRIDE_ALIGN: gl.constexpr,
+    BLOCK_D_REST: gl.constexpr, STRIDE_ALIGN: gl.constexpr, ROUNDS: gl.constexpr,
 ):  # fmt: skip
     """Attend decode or verify rows; arguments as in `kernels.decode_verify.attend_decode_verify`, except these.
 
@@ -273,16 +278,12 @@ def attend_decode_verify(
         BLOCK_D=BLOCK_D, BLOCK_D_REST=BLOCK_D_REST, STAGES=STAGES, FP8_STAGES=FP8_STAGES, TAIL_KIND=TAIL_KIND,
         WINDOW=WINDOW, CAP=CAP, SCALED=SCALED, SINKS=SINKS, WITH_LSE=WITH_LSE,
         OVERHEAD_TILES=OVERHEAD_TILES, INTRA_WG_OVERLAP=INTRA_WG_OVERLAP, NUM_CONSUMER_WGS=NUM_CONSUMER_WGS,
-        KV_HEADS_PER_TILE=KV_HEADS_PER_TILE, STRIDE_ALIGN=STRIDE_ALIGN,
+        KV_HEADS_PER_TILE=KV_HEADS_PER_TILE, STRIDE_ALIGN=STRIDE_ALIGN, ROUNDS=ROUNDS,
     )  # fmt: skip
     q_smem = allocate_rows(q.dtype.element_ty, NUM_CONSUMER_WGS, 64, CFG)
-    pipeline = make_pipeline(
-        q.dtype.element_ty, num_empty_arrivals(CFG), STAGES, CFG, FULL_HEAD=k_extra is not None and BLOCK_D_REST == 0
+    pipeline, load_pipeline = make_pipelines(
+        q.dtype.element_ty, k_source.dtype, k_extra is not None and BLOCK_D_REST == 0, UPCAST_FP8, CFG
     )
-    # TMA loads into the pipeline itself, or into a pipeline of e4m3 tiles that the upcast partition converts.
-    load_pipeline = pipeline
-    if UPCAST_FP8:
-        load_pipeline = make_pipeline(k_source.dtype, 1, FP8_STAGES, CFG)
     if PDL:
         # Everything above, such as initializing the barriers, overlaps the preceding grid (programmatic dependent
         # launch).

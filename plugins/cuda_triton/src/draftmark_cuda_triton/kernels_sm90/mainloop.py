@@ -19,8 +19,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .config import acc_layout, has_unmasked_loop, num_column_parts, part_width, scores_layout, uses_pingpong
+from .config import (
+    acc_layout,
+    has_unmasked_loop,
+    num_column_parts,
+    part_width,
+    scores_layout,
+    uses_pingpong,
+    weights_in_word,
+)
 from .mask import apply_mask
+from .mma_e4m3 import interleave_columns, round_weights, rounded_operand
 from .pipeline import advance, release, stage_of
 from .softmax import (
     apply_soft_cap,
@@ -85,7 +94,14 @@ def compute_scores(q, pipeline, stage, phase, scale, cap, CFG: gl.constexpr):
     s = issue_qk(q, pipeline, stage, CFG)
     s = warpgroup_mma_wait(0, deps=[s])
     release(pipeline.k.empty.index(stage), CFG)
-    return apply_soft_cap(s, scale, cap, CFG.CAP)
+    return apply_soft_cap(s, scale, cap, CFG.CAP, CFG.ROUNDS)
+
+
+@gluon.jit
+def softmax_of(s, scale, cap, row_max, row_sum, CFG: gl.constexpr):
+    """Return the `online_softmax` of soft-capped scores; with ROUNDS `scale` has one value for each row."""
+    unit = score_unit(scale, cap, CFG.CAP)
+    return online_softmax(s, unit, row_max, row_sum, CFG.ROUNDS, CFG.ROUNDS and not CFG.CAP)
 
 
 @gluon.jit
@@ -98,8 +114,15 @@ def issue_pv(acc, weights, pipeline, stage, phase, CFG: gl.constexpr):
     wait_full(pipeline.v.full.index(stage), phase, CFG.GATHER_KV)
     values, new_acc = stage_of(pipeline.v.tiles, stage), ()
     for part in gl.static_range(num_column_parts(CFG)):
-        own = gl.convert_layout(weights, gl.DotOperandLayout(0, acc_layout(part_width(CFG, part)), 2))
-        new_acc = new_acc + (warpgroup_mma(own, values[part], acc[part], is_async=True),)  # type: ignore[assignment]  # noqa: RUF005
+        operand: gl.constexpr = gl.DotOperandLayout(
+            0, acc_layout(part_width(CFG, part), CFG.ROUNDS), weights_in_word(CFG)
+        )
+        value = values[part]
+        if CFG.ROUNDS:
+            own, value = rounded_operand(weights, operand), value.permute((1, 0))
+        else:
+            own = gl.convert_layout(weights, operand)
+        new_acc = new_acc + (warpgroup_mma(own, value, acc[part], is_async=True),)  # type: ignore[assignment]  # noqa: RUF005
     return new_acc
 
 
@@ -117,8 +140,13 @@ def rescale_acc(acc, old_scale, max_moved):
 
 @gluon.jit
 def mma_operand(p, q, CFG: gl.constexpr):
-    """Convert p to q's dtype and to the register layout of a wgmma A operand."""
-    return pack_pairs(p, q[0].dtype, gl.DotOperandLayout(0, acc_layout(CFG.BLOCK_D), 2))
+    """Convert p to q's dtype, which is e4m3 with ROUNDS, and to the register layout of a wgmma A operand."""
+    operand: gl.constexpr = gl.DotOperandLayout(0, acc_layout(CFG.BLOCK_D, CFG.ROUNDS), weights_in_word(CFG))
+    if CFG.ROUNDS:
+        weights = round_weights(p, operand)
+    else:
+        weights = pack_pairs(p, q[0].dtype, operand)
+    return weights
 
 
 @gluon.jit
@@ -145,10 +173,10 @@ def mainloop_overlapped(
             pingpong_arrive(CONSUMER_WG)
         s = warpgroup_mma_wait(num_column_parts(CFG), deps=[s])
         release(pipeline.k.empty.index(next_stage), CFG)
-        s = apply_soft_cap(s, scale, cap, CFG.CAP)
+        s = apply_soft_cap(s, scale, cap, CFG.CAP, CFG.ROUNDS)
         if MASKED:
             s = apply_mask(s, tile, row_mask, CFG)
-        p, old_scale, row_max, row_sum, max_moved = online_softmax(s, score_unit(scale, cap, CFG.CAP), row_max, row_sum)
+        p, old_scale, row_max, row_sum, max_moved = softmax_of(s, scale, cap, row_max, row_sum, CFG)
         row_sum = order_before_wait(row_sum)
         acc = wait_pv(new_acc, weights)
         release(pipeline.v.empty.index(stage), CFG)
@@ -165,7 +193,7 @@ def mainloop_serial(
     """Process key tiles [first, stop) without overlap, if other warp groups or CTAs keep the tensor cores busy."""
     for tile in range(first, stop):
         s = apply_mask(compute_scores(q, pipeline, stage, phase, scale, cap, CFG), tile, row_mask, CFG)
-        p, old_scale, row_max, row_sum, max_moved = online_softmax(s, score_unit(scale, cap, CFG.CAP), row_max, row_sum)
+        p, old_scale, row_max, row_sum, max_moved = softmax_of(s, scale, cap, row_max, row_sum, CFG)
         weights = mma_operand(p, q, CFG)
         acc = rescale_acc(acc, old_scale, max_moved)
         acc = wait_pv(issue_pv(acc, weights, pipeline, stage, phase, CFG), weights)
@@ -179,7 +207,9 @@ def zero_acc(CFG: gl.constexpr):
     """Return accumulators of zeros, one for each column part."""
     acc = ()
     for part in gl.static_range(num_column_parts(CFG)):
-        acc = acc + (gl.full([64, part_width(CFG, part)], 0.0, gl.float32, acc_layout(part_width(CFG, part))),)  # type: ignore[assignment]  # noqa: RUF005
+        acc = acc + (
+            gl.full([64, part_width(CFG, part)], 0.0, gl.float32, acc_layout(part_width(CFG, part), CFG.ROUNDS)),
+        )  # type: ignore[assignment]  # noqa: RUF005
     return acc
 
 
@@ -202,7 +232,7 @@ def mainloop(
     row_sum = partial_row_sums(gl.full([64, CFG.BLOCK_N], 0.0, gl.float32, scores_layout(CFG)))
     if CFG.INTRA_WG_OVERLAP:
         s = apply_mask(compute_scores(q, pipeline, stage, phase, scale, cap, CFG), first, row_mask, CFG)
-        p, old_scale, row_max, row_sum, max_moved = online_softmax(s, score_unit(scale, cap, CFG.CAP), row_max, row_sum)
+        p, old_scale, row_max, row_sum, max_moved = softmax_of(s, scale, cap, row_max, row_sum, CFG)
         weights = mma_operand(p, q, CFG)
         masked_from = first + 1
         if has_unmasked_loop(CFG):
@@ -222,4 +252,6 @@ def mainloop(
         acc, row_max, row_sum, stage, phase = mainloop_serial(
             acc, row_max, row_sum, q, pipeline, stage, phase, first, stop, row_mask, scale, cap, CFG
         )  # fmt: skip
+    if CFG.ROUNDS:
+        acc = [interleave_columns(one) for one in acc]
     return acc, row_max, reduce_row_sum(row_sum, rows), stage, phase

@@ -108,6 +108,72 @@ def make_pipeline(
 
 
 @gluon.jit
+def make_pipelines(
+    dtype: gl.constexpr, kv_dtype: gl.constexpr, FULL_HEAD: gl.constexpr, UPCAST_FP8: gl.constexpr, CFG: gl.constexpr
+):
+    """Allocate the pipeline that consumers read and the one that TMA loads into.
+
+    They are the same, unless the upcast partition converts e4m3 tiles from one into the other, or transposes V.
+    """
+    if CFG.ROUNDS:
+        pipeline, loaded = make_e4m3_pipelines(num_empty_arrivals(CFG), CFG.STAGES, CFG)
+    elif UPCAST_FP8:
+        pipeline = make_pipeline(dtype, num_empty_arrivals(CFG), CFG.STAGES, CFG, FULL_HEAD=FULL_HEAD)
+        loaded = make_pipeline(kv_dtype, 1, CFG.FP8_STAGES, CFG)
+    else:
+        pipeline = make_pipeline(dtype, num_empty_arrivals(CFG), CFG.STAGES, CFG, FULL_HEAD=FULL_HEAD)
+        loaded = pipeline
+    return pipeline, loaded
+
+
+@gluon.jit
+def make_e4m3_pipelines(CONSUMER_ARRIVALS: gl.constexpr, STAGES: gl.constexpr, CFG: gl.constexpr):
+    """Allocate the pipelines of `mma_e4m3`: K as loaded and V transposed; K as loaded and V as loaded.
+
+    Returns:
+        Two `KvPipeline`: the one that consumers read, with V ``[STAGES, width, BLOCK_N]``, and the one that TMA loads
+        into, with V as elements of two e4m3 values.
+    """
+    k = make_tensor_pipeline(gl.float8e4nv, CONSUMER_ARRIVALS, STAGES, CFG, False)
+    v = make_tensor_pipeline(gl.float8e4nv, CONSUMER_ARRIVALS, STAGES, CFG, True)
+    loaded_tiles = allocate_rows(gl.int16, STAGES, CFG.BLOCK_N, CFG, False, 2)
+    full, empty = make_barriers(1, 1, STAGES)
+    fence_async_shared()
+    thread_barrier()
+    loaded = TensorPipeline(tiles=loaded_tiles, full=full, empty=empty)
+    return KvPipeline(k=k, v=v), KvPipeline(k=k, v=loaded)
+
+
+@gluon.jit
+def make_tensor_pipeline(
+    dtype: gl.constexpr, CONSUMER_ARRIVALS: gl.constexpr, STAGES: gl.constexpr, CFG: gl.constexpr,
+    TRANSPOSED: gl.constexpr,
+):  # fmt: skip
+    """Allocate the stages of K or V tiles ``[BLOCK_N, width]``, or of ``[width, BLOCK_N]``, and their barriers."""
+    tiles = ()
+    for part in gl.static_range(num_column_parts(CFG)):
+        WIDTH: gl.constexpr = part_width(CFG, part)
+        if TRANSPOSED:
+            one = allocate_part(dtype, STAGES, WIDTH, CFG.BLOCK_N, False)
+        else:
+            one = allocate_part(dtype, STAGES, CFG.BLOCK_N, WIDTH, False)
+        tiles = tiles + (one,)  # type: ignore[assignment]  # noqa: RUF005
+    full, empty = make_barriers(1, CONSUMER_ARRIVALS, STAGES)
+    return TensorPipeline(tiles=tiles, full=full, empty=empty)
+
+
+@gluon.jit
+def make_barriers(PRODUCER_ARRIVALS: gl.constexpr, CONSUMER_ARRIVALS: gl.constexpr, STAGES: gl.constexpr):
+    """Allocate and initialize the full and the empty barrier of each stage."""
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=PRODUCER_ARRIVALS)
+        mbarrier.init(empty.index(i), count=CONSUMER_ARRIVALS)
+    return full, empty
+
+
+@gluon.jit
 def release(empty, CFG: gl.constexpr):
     """Signal that the consumers no longer read a stage, without a barrier within the warp group.
 

@@ -9,12 +9,13 @@ of 128. 1.1 TFLOP take 1.4 ms at 790 TFLOP/s; 8.6 GB are read from L2.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .config import make_constants, num_column_parts, num_empty_arrivals, scores_layout, takes_work_tiles, uses_pingpong
+from .config import make_constants, num_column_parts, scores_layout, takes_work_tiles, uses_pingpong
 from .epilogue import scale_acc, store_partial_acc, store_unsplit
 from .mainloop import mainloop, pingpong_arrive
 from .mask import CAUSAL, RowMask
+from .mma_e4m3 import rounded_rows, store_q_rounded
 from .pack_gqa import load_q, reciprocal, split_packed_row, store_q_smem
-from .pipeline import allocate_rows, grid_dependency_sync, make_pipeline, stage_of
+from .pipeline import allocate_rows, grid_dependency_sync, make_pipelines, stage_of
 from .producer import produce_tiles
 from .softmax import sink_weight
 from .split_kv import first_visible_key
@@ -118,7 +119,12 @@ def consume_prefill(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
     while work_tile.rows > 0:
         head, first_row, head_offset, q_begin = work_tile.head, work_tile.row, work_tile.head_offset, work_tile.q_begin
         rows, prefix_len = work_tile.rows, work_tile.prefix_len
-        store_q_smem(wg_q_smem, queries, CFG)
+        q_rows, unit = wg_q_smem, scale * k_factor
+        if CFG.ROUNDS:
+            factor = store_q_rounded(wg_q_smem, queries, q.dtype.element_ty, CFG)
+            q_rows, unit = rounded_rows(wg_q_smem, CFG), unit * gl.convert_layout(factor, lane.type.layout)
+        else:
+            store_q_smem(wg_q_smem, queries, CFG)
         row, head_in_group = split_packed_row(head_offset + lane, group, inv_group)
         row += first_row
         row_live = row < rows
@@ -137,7 +143,7 @@ def consume_prefill(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
             max_position=max_position, first_masked_tile=first_masked_tile,
         )  # fmt: skip
         acc, row_max, row_sum, stage, phase = mainloop(
-            wg_q_smem, pipeline, stage, phase, first, stop, row_mask, scale * k_factor, cap, CFG, CONSUMER_WG
+            q_rows, pipeline, stage, phase, first, stop, row_mask, unit, cap, CFG, CONSUMER_WG
         )  # fmt: skip
         # The next row tile's q loads while this output is stored.
         work_tile, kv_range, sched_stage, sched_phase = receive(scheduler, sched_stage, sched_phase, CFG)
@@ -210,7 +216,7 @@ def attend_prefill(
     SINKS: gl.constexpr, WITH_LSE: gl.constexpr, SPLIT_KV: gl.constexpr, OVERHEAD_TILES: gl.constexpr,
     PDL: gl.constexpr, STAGES: gl.constexpr, FP8_STAGES: gl.constexpr, UPCAST_FP8: gl.constexpr,
     INTRA_WG_OVERLAP: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, BLOCK_D_REST: gl.constexpr,
-    STRIDE_ALIGN: gl.constexpr,
+    STRIDE_ALIGN: gl.constexpr, ROUNDS: gl.constexpr,
 ):  # fmt: skip
     """Attend prefill rows; arguments as in `kernels.prefill.attend_prefill`, except the TMA descriptors.
 
@@ -221,16 +227,12 @@ def attend_prefill(
         BLOCK_D=BLOCK_D, BLOCK_D_REST=BLOCK_D_REST, STAGES=STAGES, FP8_STAGES=FP8_STAGES, TAIL_KIND=CAUSAL,
         WINDOW=WINDOW, CAP=CAP, SCALED=SCALED, SINKS=SINKS, WITH_LSE=WITH_LSE, OVERHEAD_TILES=OVERHEAD_TILES,
         INTRA_WG_OVERLAP=INTRA_WG_OVERLAP, NUM_CONSUMER_WGS=NUM_CONSUMER_WGS, STRIDE_ALIGN=STRIDE_ALIGN,
-        SPLIT_KV=SPLIT_KV,
+        SPLIT_KV=SPLIT_KV, ROUNDS=ROUNDS,
     )  # fmt: skip
     q_smem = allocate_rows(q.dtype.element_ty, NUM_CONSUMER_WGS, 64, CFG)
-    pipeline = make_pipeline(
-        q.dtype.element_ty, num_empty_arrivals(CFG), STAGES, CFG, FULL_HEAD=k_extra is not None and BLOCK_D_REST == 0
+    pipeline, load_pipeline = make_pipelines(
+        q.dtype.element_ty, k_source.dtype, k_extra is not None and BLOCK_D_REST == 0, UPCAST_FP8, CFG
     )
-    # TMA loads into the pipeline itself, or into a pipeline of e4m3 tiles that the upcast partition converts.
-    load_pipeline = pipeline
-    if UPCAST_FP8:
-        load_pipeline = make_pipeline(k_source.dtype, 1, FP8_STAGES, CFG)
     scheduler = make_tile_scheduler(NUM_CONSUMER_WGS + UPCAST_FP8 + 1, CFG)
     if PDL:
         grid_dependency_sync()

@@ -9,20 +9,22 @@ from triton.experimental.gluon import language as gl
 
 
 @gluon.jit
-def apply_soft_cap(s, scale, cap, CAP: gl.constexpr):
+def apply_soft_cap(s, scale, cap, CAP: gl.constexpr, BY_ROW: gl.constexpr = False):
     """Apply the soft cap except its factor `cap`: return tanh(scaled score / cap), or `s` unchanged if CAP is False.
 
     `score_unit` contains the factor. Mask the scores afterwards: tanh turns -inf into a finite number. tanh.approx has
     a relative error of at most 2**-11. Each further instruction in this function slows prefill by several percent.
 
     Args:
-        scale: softmax scale in base-2 units.
+        scale: softmax scale in base-2 units; with BY_ROW one for each row.
     """
     if CAP:
+        factor = scale * 0.6931471805599453 / cap
+        if BY_ROW:
+            factor = factor[:, None]
         s = gl.inline_asm_elementwise(
-            "tanh.approx.f32 $0, $1;", "=f,f", [s * (scale * 0.6931471805599453 / cap)], dtype=gl.float32, is_pure=True,
-            pack=1,
-        )  # fmt: skip
+            "tanh.approx.f32 $0, $1;", "=f,f", [s * factor], dtype=gl.float32, is_pure=True, pack=1
+        )
     return s
 
 
@@ -58,31 +60,37 @@ def reduce_row_sum(row_sum, rows: gl.constexpr):
     return gl.convert_layout(gl.sum(row_sum, 1), rows)
 
 
-@gluon.jit
-def raise_row_max(row_max, tile_max):
-    """Return the new row maxima, and a flag (int32) that is 1 if a row of the warp has a new maximum.
-
-    A maximum is raised if `tile_max` exceeds it by more than 8. If one row of a warp needs this, all rows of the warp
-    are raised, so the warp does not diverge. `pack=2` passes the two rows of a thread.
-    """
-    return gl.inline_asm_elementwise(
-        """
-        {
+@gluon.constexpr_function
+def raise_asm(limit):
+    """Return PTX of `raise_row_max`; `limit` is a float32 in PTX's hexadecimal form."""
+    return f"""
+        {{
             .reg .pred moved;
             .reg .f32 most;
-            add.f32 most, $4, 0f41000000;
+            add.f32 most, $4, {limit};
             setp.gt.f32 moved, $6, most;
-            add.f32 most, $5, 0f41000000;
+            add.f32 most, $5, {limit};
             setp.gt.or.f32 moved, $7, most, moved;
             vote.sync.any.pred moved, moved, 0xffffffff;
             selp.f32 $0, $6, $4, moved;
             selp.f32 $1, $7, $5, moved;
             selp.b32 $2, 1, 0, moved;
             mov.b32 $3, $2;
-        }
-        """,
-        "=f,=f,=r,=r,f,f,f,f", [row_max, gl.maximum(row_max, tile_max)], dtype=(gl.float32, gl.int32), is_pure=False,
-        pack=2,
+        }}
+        """
+
+
+@gluon.jit
+def raise_row_max(row_max, tile_max, ROUNDS: gl.constexpr = False):
+    """Return the new row maxima, and a flag (int32) that is 1 if a row of the warp has a new maximum.
+
+    A maximum is raised if `tile_max` exceeds it by more than 8, or with ROUNDS by more than 1.75. If one row of a warp
+    needs this, all rows of the warp are raised, so the warp does not diverge. `pack=2` passes the two rows of a thread.
+    """
+    LIMIT: gl.constexpr = "0f3FE00000" if ROUNDS else "0f41000000"
+    return gl.inline_asm_elementwise(
+        raise_asm(LIMIT), "=f,=f,=r,=r,f,f,f,f", [row_max, gl.maximum(row_max, tile_max)],
+        dtype=(gl.float32, gl.int32), is_pure=False, pack=2,
     )  # fmt: skip
 
 
@@ -113,20 +121,28 @@ def rescale_if_moved(acc, old_scale, max_moved):
 
 
 @gluon.jit
-def online_softmax(s, unit, row_max, row_sum):
+def online_softmax(s, unit, row_max, row_sum, ROUNDS: gl.constexpr = False, BY_ROW: gl.constexpr = False):
     """Turn the scores of a tile into p (unnormalized softmax probabilities) and update the running row state.
 
     Args:
-        unit: factor of `score_unit`.
+        unit: factor of `score_unit`; with BY_ROW one for each row.
+        ROUNDS: p will be rounded to e4m3, so `row_max` is kept 7 below the maximum: p is at most 2**8.75 and e4m3's
+            smallest number 2**-9, a weight of 2**-16.
 
     Returns:
         p, old_scale, row_max, row_sum, max_moved: the probabilities; the factor for the old accumulators, which applies
         only where `max_moved` is set; the updated state.
     """
-    new_row_max, max_moved = raise_row_max(row_max, tile_row_max(s) * unit)
+    tile_max = tile_row_max(s) * unit
+    if ROUNDS:
+        tile_max -= 7.0
+    new_row_max, max_moved = raise_row_max(row_max, tile_max, ROUNDS)
     # If a row has seen no key so far, its row_max is -inf, and -inf - -inf would be NaN.
     pivot = gl.where(new_row_max == float("-inf"), 0.0, new_row_max)
-    p = gl.exp2(s * unit - pivot[:, None])
+    unit_of_score = unit
+    if BY_ROW:
+        unit_of_score = unit[:, None]
+    p = gl.exp2(s * unit_of_score - pivot[:, None])
     old_scale = gl.exp2(row_max - pivot)
     row_sum = row_sum * gl.convert_layout(old_scale, gl.SliceLayout(1, row_sum.type.layout))[
         :, None

@@ -17,6 +17,8 @@ PRODUCER_REGISTERS_1WG, PRODUCER_REGISTERS, PRODUCER_REGISTERS_3WG = (
 """Registers of a TMA producer thread: with one consumer warp group; with two, or with upcast warps; with three."""
 UPCAST_REGISTERS, UPCAST_REGISTERS_128 = gl.constexpr(96), gl.constexpr(88)
 """Registers of an upcast thread; the second value next to two consumer warp groups with tiles of 128 keys."""
+TRANSPOSE_REGISTERS = gl.constexpr(56)
+"""Registers of a thread that transposes V."""
 GATHER_REGISTERS, GATHER_REGISTERS_2WG = gl.constexpr(64), gl.constexpr(56)
 """Registers of a gathering thread, with one consumer warp group and with two."""
 
@@ -83,7 +85,9 @@ def start_tma(
     else:
         # The scores of 128 keys need more registers in the consumers, so the producers get fewer.
         TMA_REGISTERS: gl.constexpr = PRODUCER_REGISTERS_1WG if CFG.BLOCK_N == 128 else PRODUCER_REGISTERS
-        OWN_REGISTERS: gl.constexpr = UPCAST_REGISTERS_128 if CFG.BLOCK_N == 128 else UPCAST_REGISTERS
+        OWN_REGISTERS: gl.constexpr = (
+            TRANSPOSE_REGISTERS if CFG.ROUNDS else UPCAST_REGISTERS_128 if CFG.BLOCK_N == 128 else UPCAST_REGISTERS
+        )
         gl.warp_specialize(
             [
                 (run_partition, (CONSUMER, consumer_args, 0, CFG)),

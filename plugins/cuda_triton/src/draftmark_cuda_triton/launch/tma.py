@@ -24,6 +24,8 @@ CONSUMER_REGISTERS = {1: 232, 2: 232, 3: 160}
 CONSUMER_REGISTERS_UPCAST, CONSUMER_REGISTERS_UPCAST_128 = 168, 200
 """Registers of a consumer thread next to a producer warp group that upcasts e4m3; the second value for two consumer
 warp groups with tiles of 128 keys."""
+CONSUMER_REGISTERS_ROUNDED = 216
+"""Registers of a consumer thread next to a producer warp group that transposes V, which has 56 a thread."""
 CONSUMER_REGISTERS_GATHER = 224
 """Registers of a consumer thread with two consumer warp groups and four gathering warps, which have 56 a thread."""
 
@@ -168,13 +170,16 @@ def _common_options(config: KernelConfig, k: torch.Tensor, q: torch.Tensor) -> d
         "BLOCK_D": block_d, "BLOCK_D_REST": block_d_rest, "NUM_CONSUMER_WGS": config.num_consumer_wgs,
         "UPCAST_FP8": upcast, "FP8_STAGES": config.num_fp8_stages if upcast else config.num_stages,
         "INTRA_WG_OVERLAP": overlaps_softmax(config, k.shape[3]), "num_warps": 4,
+        "ROUNDS": config.kernel is Kernel.SM90_ROUNDED,
         "CONSUMER_REGISTERS": _upcast_registers(config) if upcast else CONSUMER_REGISTERS[config.num_consumer_wgs],
     }  # fmt: skip
     return chosen | register_limit
 
 
 def _upcast_registers(config: KernelConfig) -> int:
-    """Return the registers of a consumer thread next to a producer warp group that upcasts e4m3."""
+    """Return the registers of a consumer thread next to a producer warp group that upcasts or transposes e4m3."""
+    if config.kernel is Kernel.SM90_ROUNDED:
+        return CONSUMER_REGISTERS_ROUNDED
     two_wgs = config.num_consumer_wgs == 2
     return CONSUMER_REGISTERS_UPCAST_128 if two_wgs and config.block_n == 128 else CONSUMER_REGISTERS_UPCAST
 
@@ -184,5 +189,5 @@ def kernel_options(config: KernelConfig, k: torch.Tensor, q: torch.Tensor, page_
     chosen = _common_options(config, k, q)
     if config.kernel is not Kernel.SM90_GATHER:
         return chosen | {"BOX_KEYS": SWIZZLE_ROWS if config.box_full_head else box_keys(page_size, config)}
-    del chosen["UPCAST_FP8"], chosen["FP8_STAGES"]
+    del chosen["UPCAST_FP8"], chosen["FP8_STAGES"], chosen["ROUNDS"]
     return chosen | {"CONSUMER_REGISTERS": CONSUMER_REGISTERS_GATHER}
