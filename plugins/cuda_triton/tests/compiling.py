@@ -34,6 +34,7 @@ class Case:
         cap: soft cap of the scores; 0.0 for none.
         sinks: each query head has a sink logit.
         split: EXTEND's row tiles are split along their keys.
+        rounds: the layer lets attention round q and weights to e4m3; with `fp8`.
     """
 
     q_len: int = 1
@@ -48,13 +49,14 @@ class Case:
     cap: float = 0.0
     sinks: bool = False
     split: bool = False
+    rounds: bool = False
 
     def shape(self) -> AttentionShape:
         """Return the attention shape of the case."""
         name = str(self.dtype).removeprefix("torch.")
         return AttentionShape(
             *self.heads, self.head_dim, self.page_size, q_dtype=name,
-            kv_dtype="float8_e4m3fn" if self.fp8 else name, window_left=self.window,
+            kv_dtype="float8_e4m3fn" if self.fp8 else name, window_left=self.window, round_to_e4m3=self.rounds,
         )  # fmt: skip
 
 
@@ -119,6 +121,10 @@ OTHERS = [
     Case(16, heads=(64, 8), head_dim=64, page_size=20, tree=True, ragged=True, window=127, sinks=True),
     Case(3, heads=(16, 4), head_dim=72, page_size=5, tree=True, dtype=torch.float16),
     Case(1, page_size=1, fp8=True),
+    Case(64, fp8=True, tree=True, rounds=True),
+    Case(0, page_size=64, fp8=True, split=True, rounds=True),
+    Case(64, heads=(64, 8), head_dim=64, fp8=True, tree=True, ragged=True, window=100, sinks=True, rounds=True),
+    Case(0, head_dim=120, dtype=torch.float16, fp8=True, cap=30.0, rounds=True),
 ]
 
 

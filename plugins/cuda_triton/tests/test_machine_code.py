@@ -172,3 +172,19 @@ def test_three_warp_groups_spill_nothing_at_96_columns(fake_gpu, tmp_path):
     loops = loops_of(attention_of(case).asm["cubin"], tmp_path)
     assert len(loops) == 3
     assert not any(num_instructions(name, loop) for loop in loops for name in ("LDL", "STL"))
+
+
+@pytest.mark.long
+def test_rounded_operands_move_no_bytes_one_by_one(fake_gpu, tmp_path):
+    """Products of e4m3 take weights as converted, four in a register, and V is transposed by whole matrices."""
+    cubin = attention_of(Case(64, page_size=64, fp8=True, tree=True, rounds=True)).asm["cubin"]
+    consumers = loops_of(cubin, tmp_path, "QGMMA")
+    assert len(consumers) == 2
+    for loop in consumers:
+        assert num_instructions("QGMMA", loop) == 8 and not num_instructions("HGMMA", loop)
+        assert num_instructions("F2FP.SATFINITE.E4M3.F32", loop) == 32  # each converts two of a thread's 64 weights
+        assert num_instructions("PRMT", loop) <= 8
+        assert not num_instructions("LDL", loop) and not num_instructions("STL", loop)
+    (transposes,) = loops_of(cubin, tmp_path, "LDSM")
+    assert num_instructions("LDSM.16.MT88.4", transposes) == num_instructions("STSM.16.M88.4", transposes) == 8
+    assert num_instructions("PRMT", transposes) == 32 and not num_instructions("STS.", transposes)

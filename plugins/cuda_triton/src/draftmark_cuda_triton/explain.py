@@ -13,7 +13,7 @@ from draftmark import AttentionShape, BatchSize, DeviceProfile, Geometry, Kernel
 
 from . import sizing
 from .heuristics import chosen, common, select, split_kv, upcast
-from .heuristics.sm90 import SM90, merged_block_ms, prefill_configs, reasons_against_sm90
+from .heuristics.sm90 import SM90, merged_block_ms, prefill_configs, reasons_against_sm90, rounds
 from .support import TMA_PAGE_MULTIPLE, gathers_kv
 
 HOPPER, GENERIC = "kernels_sm90 (Hopper, Gluon)", "kernels (any GPU, Triton)"
@@ -46,6 +46,7 @@ def _decode_verify(geometry: Geometry, batch: BatchSize) -> Iterator[KernelChoic
     a, device = geometry.attention, geometry.device
     config = select.select_config(a, device, batch.q_len, num_reqs=batch.num_reqs)
     yield _family(a, device, config)
+    yield from _products(a, config)
     yield _tile(a, config, batch, [one for one in select.config_candidates(a, device) if _same_family(one, config)])
     if config.kernel.is_sm90:
         yield _merged_heads(a, device, config, batch)
@@ -84,6 +85,7 @@ def _prefill(geometry: Geometry, batch: BatchSize) -> Iterator[KernelChoice]:
     split = config is not None and split_kv.splitting_pays(a, device, config, rows, lens)
     used = config if split and config is not None else unsplit
     yield _family(a, device, used)
+    yield from _products(a, used)
     candidates = (used, *prefill_configs(a, usual), *split_kv.split_configs(a, unsplit))
     yield _tile(a, used, batch, list(dict.fromkeys(candidates)))
     yield _loads(a, device, used)
@@ -98,6 +100,18 @@ def _prefill(geometry: Geometry, batch: BatchSize) -> Iterator[KernelChoice]:
 
 
 UPCASTS = ("upcast once", "upcast in each tile")
+PRODUCTS = ("16 bit, exact", "e4m3, q and weights rounded")
+
+
+def _products(a: AttentionShape, config: common.KernelConfig) -> Iterator[KernelChoice]:
+    """Yield the operands of a Hopper kernel's products over e4m3."""
+    if a.kv_dtype != "float8_e4m3fn" or not config.kernel.is_sm90:
+        return
+    rounded = config.kernel is common.Kernel.SM90_ROUNDED
+    reason = "AttentionShape.round_to_e4m3 allows it" if rounded else "the batch has up to 64 packed rows"
+    if not rounded and not rounds(a):
+        reason = f"{a.head_dim} elements a head" if a.round_to_e4m3 else "AttentionShape.round_to_e4m3 is False"
+    yield KernelChoice("products", PRODUCTS[rounded], reason, PRODUCTS)
 
 
 def _family(a: AttentionShape, device: DeviceProfile, config: common.KernelConfig) -> KernelChoice:

@@ -180,8 +180,15 @@ def numerics() -> list[Shape]:
         "bf16-gqa8-256-page128": AttentionShape(8, 1, 256, 128),
         "fp16-gqa2-128-page128-small-cap": replace(PAGE128, logits_soft_cap=0.5),
     }
-    since = dict.fromkeys(large, (1, 2)) | dict.fromkeys(newer, (1, 3))
-    shapes_of_pages = (large | newer).items()
+    may_round = AttentionShape(32, 1, 128, 128, kv_dtype="float8_e4m3fn", round_to_e4m3=True)
+    rounded = {
+        "bf16-gqa32-128-page128-rounded": may_round,
+        "bf16-gqa32-64-window-cap-rounded": replace(
+            may_round, head_dim=64, page_size=16, window_left=60, logits_soft_cap=20.0
+        ),
+    }
+    since = dict.fromkeys(large, (1, 2)) | dict.fromkeys(newer, (1, 3)) | dict.fromkeys(rounded, (1, 5))
+    shapes_of_pages = (large | newer | rounded).items()
     return made + [Shape(name, _make(one, PAGE128_TREE, PAGE128_LIMITS), since[name]) for name, one in shapes_of_pages]
 
 
@@ -222,7 +229,7 @@ def describe(geometry: Geometry | StateGeometry) -> str:
     return (
         f"{a.num_qo_heads}/{a.num_kv_heads} heads of {a.head_dim} {a.q_dtype} page_size={a.page_size} "
         f"{_rows(a)}window_left={a.window_left} cap={a.logits_soft_cap} scale={a.softmax_scale:.6g}"
-        f"{' sinks' * a.sinks} "
+        f"{' sinks' * a.sinks}{' round_to_e4m3' * a.round_to_e4m3} "
         f"{'batch_invariant ' * limits.batch_invariant}"
         f"topk={d.topk} num_steps={d.num_steps} num_draft_tokens={d.num_draft_tokens} "
         f"{f'num_modules={d.num_modules} ' * (d.num_modules > 1)}"

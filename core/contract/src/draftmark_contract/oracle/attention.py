@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
 
@@ -31,16 +31,21 @@ class Answer:
             every rounding error in a logit. A sink adds |sink| times its weight.
         lse: float64 ``[rows, num_qo_heads, 1]``: natural log-sum-exp of a row's logits, without its sink. It is -inf
             where a row sees nothing.
+        total: float64, like out: Σ|v| over the row's keys.
+        rounded: the answer for rows of q rounded to e4m3, if the layer allows it (`AttentionShape.round_to_e4m3`).
     """
 
     out: torch.Tensor
     reach: torch.Tensor
     strain: torch.Tensor
     lse: torch.Tensor
+    total: torch.Tensor
+    rounded: Answer | None = None
 
     def at(self, rows: slice) -> Answer:
         """Return views of some rows."""
-        return Answer(self.out[rows], self.reach[rows], self.strain[rows], self.lse[rows])
+        other = None if self.rounded is None else self.rounded.at(rows)
+        return Answer(self.out[rows], self.reach[rows], self.strain[rows], self.lse[rows], self.total[rows], other)
 
 
 def attend(
@@ -72,7 +77,7 @@ def attend(
     sinks = None if sinks is None else sinks.to(home).double()
     out = torch.zeros((*q.shape[:2], v.shape[-1]), dtype=torch.float64, device=home)
     nothing = torch.full_like(out[..., :1], float("-inf"))
-    answer = Answer(out, torch.zeros_like(out), torch.zeros_like(out[..., :1]), nothing)
+    answer = Answer(out, torch.zeros_like(out), torch.zeros_like(out[..., :1]), nothing, torch.zeros_like(out))
     first = 0
     for _, rows in groupby(order, key=lambda row: row[0]):
         lines = [visible.get(row, ()) for row in rows]
@@ -81,7 +86,18 @@ def attend(
         if any(lines):
             block = _Block(*_keys_of(lines, k, v, scales), shape, sinks)
             block.attend(q[here].to(home).double(), answer.at(here))
+    if shape.round_to_e4m3:
+        other = attend(rounded_rows(q), k, v, visible, order, replace(shape, round_to_e4m3=False), scales, sinks)
+        answer = replace(answer, rounded=other)
     return answer
+
+
+def rounded_rows(q: torch.Tensor) -> torch.Tensor:
+    """Return q ``[rows, heads, dim]`` in float64, each row rounded to e4m3 as `AttentionShape.round_to_e4m3` says."""
+    exact = q.to(exact_device(q.device)).double()
+    exponent = torch.frexp(exact.abs().amax(-1, keepdim=True)).exponent  # largest element in [2**(e - 1), 2**e)
+    scaled = torch.ldexp(exact, 8 - exponent)
+    return torch.ldexp(scaled.to(torch.float8_e4m3fn).double(), exponent - 8)
 
 
 class _Block:
@@ -126,11 +142,13 @@ class _Block:
         both = weights @ self.both_values
         longest = (self.keys.norm(dim=-1)[:, None] * (times > 0)).amax(-1, keepdim=True)
         strain = grouped.norm(dim=-1, keepdim=True) * longest + strain_of_sinks
-        both = torch.cat((both, strain, logits.logsumexp(-1, keepdim=True)), -1)
-        found = both.view(-1, n, group, 2 * width + 2).permute(1, 0, 2, 3).reshape(n, heads, -1)
+        total = times @ self.both_values[..., width:]
+        both = torch.cat((both, strain, logits.logsumexp(-1, keepdim=True), total), -1)
+        found = both.view(-1, n, group, 3 * width + 2).permute(1, 0, 2, 3).reshape(n, heads, -1)
         found[self.poisoned[here]] = float("nan")
-        parts = torch.split(found, [width, width, 1, 1], -1)
-        for target, part in zip((answer.out, answer.reach, answer.strain, answer.lse), parts, strict=True):
+        parts = torch.split(found, [width, width, 1, 1, width], -1)
+        targets = answer.out, answer.reach, answer.strain, answer.lse, answer.total
+        for target, part in zip(targets, parts, strict=True):
             target.copy_(part)
 
     def _weights(self, logits: torch.Tensor, n: int, group: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -185,6 +203,8 @@ def tolerance(answer: Answer, dtype: str, shape: AttentionShape) -> torch.Tensor
       size scale · Σ|q·k| has an error of up to 8 roundoffs of that size. For logits below 60 this is less than the
       errors above.
     * A soft cap adds 2 · cap · 2**-11 for low-precision inputs: tanh.approx.f32 has an error of 2**-11 (PTX ISA, tanh).
+    * A layer with `round_to_e4m3` adds 2**-4 of Σ p|v| and 2**-17 of Σ|v|, for weights in e4m3. It adds 2**-11 of a
+      logit's size, because tensor cores sum products of e4m3 with 13 bits.
 
     One extra or missing key among n moves an output by about |v| / n. The cases keep n small enough to show this error,
     or give nearly all weight to one key.
@@ -192,4 +212,7 @@ def tolerance(answer: Answer, dtype: str, shape: AttentionShape) -> torch.Tensor
     relative = 2.0**-15 if dtype == "float32" else 3 * UNIT[dtype]
     of_logits = 8 * UNIT["float32"] * answer.strain
     capped = 2 * shape.logits_soft_cap * 2.0**-11 if dtype != "float32" else 0.0
-    return answer.reach * (of_logits.clamp(min=relative) + capped) + 1e-6
+    bound = answer.reach * (of_logits.clamp(min=relative) + capped) + 1e-6
+    if shape.round_to_e4m3:
+        bound = bound + answer.reach * (2.0**-4 + 2 * 2.0**-11 * answer.strain) + 2.0**-17 * answer.total
+    return bound

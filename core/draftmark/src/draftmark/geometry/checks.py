@@ -84,6 +84,10 @@ def _check_attention(a: AttentionShape) -> None:
             "attention.logits_soft_cap", a.logits_soft_cap, "it must be finite and >= 0", "use 0 for no cap"
         )
     check_bool("attention.sinks", a.sinks, "pass the sink logits in KVCache.sinks")
+    check_bool("attention.round_to_e4m3", a.round_to_e4m3, "use True to allow that q and weights are rounded")
+    if a.round_to_e4m3 and a.kv_dtype != "float8_e4m3fn":
+        limit = f"only K and V in float8_e4m3fn are multiplied in e4m3, and kv_dtype is {a.kv_dtype}"
+        raise GeometryError("attention.round_to_e4m3", True, limit, "set kv_dtype to float8_e4m3fn, or this to False")
 
 
 def _check_values(a: AttentionShape) -> None:

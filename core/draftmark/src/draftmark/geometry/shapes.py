@@ -113,6 +113,10 @@ class AttentionShape:
     chosen_width: int = 0
     """Most keys that one row attends to, if an indexer chooses the keys of each row (sparse attention of DeepSeek V3.2
     and GLM-5); 0 for a layer without lists. See `draftmark.runtime.Chosen`."""
+    round_to_e4m3: bool = False
+    """attend may round its operands to e4m3, as K and V are stored, and is then not exact to q_dtype. It scales each
+    row of each query head by a power of two, to a largest element in [128, 256), and rounds it to e4m3. It rounds
+    softmax weights with an error of at most 2**-4 of each, or 2**-17 of the row's largest."""
 
     @property
     def value_width(self) -> int:

@@ -70,6 +70,7 @@ def _add_attention(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--chosen-width", type=int, default=0, metavar="N", help="keys that an indexer gives a row")
     group.add_argument("--sinks", action="store_true", help="query heads have attention sinks")
+    group.add_argument("--round-to-e4m3", action="store_true", help="q and weights may be rounded to KV's e4m3")
 
 
 def geometry_of(args: argparse.Namespace, info: BackendInfo, attention: AttentionShape | None = None) -> Geometry:
@@ -107,6 +108,7 @@ def _attention(args: argparse.Namespace) -> AttentionShape:
         value_dim=args.value_dim,
         latent=args.latent,
         chosen_width=args.chosen_width,
+        round_to_e4m3=args.round_to_e4m3,
     )
 
 

@@ -74,8 +74,11 @@ def base_config(shape: AttentionShape, min_rows: int) -> KernelConfig:
     * Short windows (SHORT_WINDOWS): 64 keys, since tiles of 128 would be half empty.
     * e4m3: two consumer warp groups above 64 rows, except at 256 columns; producer warps upcast each tile. Tiles of 128
       keys read q from shared memory half as often as tiles of 64 keys, and shared memory is the limit.
+    * `rounds`: above 64 rows, products of e4m3 by e4m3. Fewer rows are as fast exactly, because memory is the limit.
     """
     block_d = next_power_of_two(shape.head_dim)
+    if min_rows >= 64 and rounds(shape):
+        return rounded_config(shape)
     if DTYPE_BYTES[shape.kv_dtype] == 1:
         # At 256 columns, two consumer warp groups and the upcasting producer warps together leave too few registers for
         # one MMA.
@@ -101,6 +104,22 @@ def base_config(shape: AttentionShape, min_rows: int) -> KernelConfig:
     ):
         config = replace(config, block_n=64)
     return replace(config, num_stages=_num_stages(config, num_columns))
+
+
+def rounds(shape: AttentionShape) -> bool:
+    """Check whether there is a kernel that multiplies e4m3 by e4m3, and the layer allows its rounding."""
+    columns, rest = split_head_dim(shape.head_dim, 1)
+    return shape.round_to_e4m3 and not rest and columns <= 128
+
+
+def rounded_config(shape: AttentionShape) -> KernelConfig:
+    """Return the configuration that multiplies e4m3 by e4m3. A stage holds K, V as loaded and V transposed.
+
+    Tiles have 64 keys under a window, because masks of a window and a tree would spill with 128.
+    """
+    block_n = 64 if shape.window_left >= 0 else 128
+    stages = 4 if block_n * next_power_of_two(shape.head_dim) == 128 * 128 else MAX_STAGES
+    return KernelConfig(128, block_n, 8, stages, 1, Kernel.SM90_ROUNDED, 2, num_fp8_stages=stages)
 
 
 def _num_stages(config: KernelConfig, num_columns: int) -> int:

@@ -9,7 +9,7 @@ from draftmark import DTYPE_BYTES, AttentionShape, DeviceProfile, ceil_div, maxi
 
 from .common import visible_prefix
 from .interpreted import INTERPRETED_KEYS
-from .sm90 import has_sm90_kernels
+from .sm90 import has_sm90_kernels, rounds
 
 UPCAST_PAGE_SIZE = 128
 """Keys of a page of upcast K and V: one KV tile, loaded as one TMA box."""
@@ -28,8 +28,11 @@ UPCAST_LAUNCH_COST = 1 << 30
 
 
 def upcasts(shape: AttentionShape, device: DeviceProfile) -> bool:
-    """Check whether EXTEND can upcast K and V before attention: an e4m3 cache on a device with Hopper kernels."""
-    return has_sm90_kernels(shape, device) and shape.kv_dtype != shape.q_dtype
+    """Check whether EXTEND can upcast K and V before attention: an e4m3 cache on a device with Hopper kernels.
+
+    It does not if the layer allows to multiply e4m3 by e4m3.
+    """
+    return has_sm90_kernels(shape, device) and shape.kv_dtype != shape.q_dtype and not rounds(shape)
 
 
 def upcast_shape(shape: AttentionShape, head_groups: int = 1) -> AttentionShape:

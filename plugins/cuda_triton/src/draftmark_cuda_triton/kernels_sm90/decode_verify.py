@@ -140,10 +140,10 @@ def consume_decode_verify(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
             row, head_in_group = split_packed_row(head_offset + lane, group, inv_group)
             row += first_row
             first_q_row, count = begin + first_row, (rows - first_row) * group
-            q_rows, unit = wg_q_smem, scale * k_factor
+            q_rows = wg_q_smem
             if CFG.ROUNDS:
                 factor = store_q_rounded(wg_q_smem, queries, q.dtype.element_ty, CFG)
-                q_rows, unit = rounded_rows(wg_q_smem, CFG), unit * gl.convert_layout(factor, lane.type.layout)
+                q_rows = rounded_rows(wg_q_smem, CFG)
             elif prefetches_q(CFG):
                 store_q_smem(wg_q_smem, queries, CFG)
             else:
@@ -182,6 +182,9 @@ def consume_decode_verify(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
                 row_live=row_live, row_words=row_words, depths=depths, mask_words=mask_words, window_left=window_left,
                 max_position=max_position, first_masked_tile=first_masked_tile,
             )  # fmt: skip
+            unit = scale * k_factor
+            if CFG.ROUNDS:
+                unit *= gl.convert_layout(factor, lane.type.layout)
             acc, row_max, row_sum, stage, phase = mainloop(
                 q_rows, pipeline, stage, phase, tile, stop, row_mask, unit, cap, CFG, CONSUMER_WG
             )  # fmt: skip

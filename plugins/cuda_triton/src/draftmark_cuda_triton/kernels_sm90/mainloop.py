@@ -142,11 +142,7 @@ def rescale_acc(acc, old_scale, max_moved):
 def mma_operand(p, q, CFG: gl.constexpr):
     """Convert p to q's dtype, which is e4m3 with ROUNDS, and to the register layout of a wgmma A operand."""
     operand: gl.constexpr = gl.DotOperandLayout(0, acc_layout(CFG.BLOCK_D, CFG.ROUNDS), weights_in_word(CFG))
-    if CFG.ROUNDS:
-        weights = round_weights(p, operand)
-    else:
-        weights = pack_pairs(p, q[0].dtype, operand)
-    return weights
+    return round_weights(p, operand) if CFG.ROUNDS else pack_pairs(p, q[0].dtype, operand)
 
 
 @gluon.jit
@@ -207,9 +203,8 @@ def zero_acc(CFG: gl.constexpr):
     """Return accumulators of zeros, one for each column part."""
     acc = ()
     for part in gl.static_range(num_column_parts(CFG)):
-        acc = acc + (
-            gl.full([64, part_width(CFG, part)], 0.0, gl.float32, acc_layout(part_width(CFG, part), CFG.ROUNDS)),
-        )  # type: ignore[assignment]  # noqa: RUF005
+        columns: gl.constexpr = acc_layout(part_width(CFG, part), CFG.ROUNDS)
+        acc = acc + (gl.full([64, part_width(CFG, part)], 0.0, gl.float32, columns),)  # type: ignore[assignment]  # noqa: RUF005
     return acc
 
 

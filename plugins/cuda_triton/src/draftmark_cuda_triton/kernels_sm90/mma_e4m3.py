@@ -1,4 +1,4 @@
-"""Matrix products of e4m3 by e4m3: rows of q and softmax probabilities (p) are rounded, K and V are multiplied as stored.
+"""Matrix products of e4m3 by e4m3: q and the softmax probabilities (p) are rounded, K and V are multiplied as stored.
 
     q [64, d]    each packed row is scaled by a power of two and rounded to e4m3     S = Q · Kᵀ, both from shared memory
     V [keys, d]  ldmatrix.trans  bytes of four keys in a register  Vᵀ [d, keys]      O += P · V, P from registers
@@ -30,10 +30,7 @@ def pairs_layout(pairs, keys):
     The four elements that one e4m3 register takes are adjacent registers: keys 2t, 2t + 1, 2t + 8 and 2t + 9.
     """
     far = [[0, 1 << bit] for bit in range(4, keys.bit_length() - 1)]
-    if pairs == 64:
-        warps = [[16, 0], [32, 0]]
-    else:
-        warps = [[16, 0], far.pop()]
+    warps = [[16, 0], [32, 0] if pairs == 64 else far.pop()]
     return gl.DistributedLinearLayout(
         reg_bases=[[0, 1], [0, 8], [8, 0], *far], lane_bases=[[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]],
         warp_bases=warps, block_bases=[], shape=[pairs, keys],

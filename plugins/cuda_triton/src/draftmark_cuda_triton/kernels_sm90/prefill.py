@@ -119,10 +119,10 @@ def consume_prefill(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
     while work_tile.rows > 0:
         head, first_row, head_offset, q_begin = work_tile.head, work_tile.row, work_tile.head_offset, work_tile.q_begin
         rows, prefix_len = work_tile.rows, work_tile.prefix_len
-        q_rows, unit = wg_q_smem, scale * k_factor
+        q_rows = wg_q_smem
         if CFG.ROUNDS:
             factor = store_q_rounded(wg_q_smem, queries, q.dtype.element_ty, CFG)
-            q_rows, unit = rounded_rows(wg_q_smem, CFG), unit * gl.convert_layout(factor, lane.type.layout)
+            q_rows = rounded_rows(wg_q_smem, CFG)
         else:
             store_q_smem(wg_q_smem, queries, CFG)
         row, head_in_group = split_packed_row(head_offset + lane, group, inv_group)
@@ -142,6 +142,9 @@ def consume_prefill(args, CONSUMER_WG: gl.constexpr, CFG: gl.constexpr):
             row_words=row_tiles + row * 0, depths=row_tiles, mask_words=0, window_left=window_left,
             max_position=max_position, first_masked_tile=first_masked_tile,
         )  # fmt: skip
+        unit = scale * k_factor
+        if CFG.ROUNDS:
+            unit *= gl.convert_layout(factor, lane.type.layout)
         acc, row_max, row_sum, stage, phase = mainloop(
             q_rows, pipeline, stage, phase, first, stop, row_mask, unit, cap, CFG, CONSUMER_WG
         )  # fmt: skip

@@ -141,7 +141,8 @@ def _device(geometry: Geometry) -> str:
 
 def _scale(a: AttentionShape) -> str:
     assert a.softmax_scale is not None, "Geometry.create resolves it"
-    return f"softmax_scale {a.softmax_scale:.6g}" + (" with sinks" if a.sinks else "")
+    rounds = ", q and weights may be rounded to e4m3" if a.round_to_e4m3 else ""
+    return f"softmax_scale {a.softmax_scale:.6g}{' with sinks' if a.sinks else ''}{rounds}"
 
 
 def _keys(a: AttentionShape) -> str:
