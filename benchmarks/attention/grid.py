@@ -56,7 +56,7 @@ def case(model: Model, kind: str, lens: tuple[int, ...], rows: int, lengths: str
 NAME = re.compile(
     r"(?P<kind>decode|draft|verify|chain|uneven|extend|chunks?)(?P<rows>\d*)"
     r"-(?P<count>[1-9]\d*)x(?P<ragged>ragged)?(?P<length>\d*)"
-    r"(?:@(?P<heads>\d+)/(?P<kv_heads>\d+)x(?P<dim>\d+)-p(?P<page>\d+)(?P<narrow>-e4m3)?"
+    r"(?:@(?P<heads>\d+)/(?P<kv_heads>\d+)x(?P<dim>\d+)-p(?P<page>\d+)(?P<narrow>-e4m3)?(?P<rounded>-rounded)?"
     r"(?:-w(?P<window>[1-9]\d*))?(?:-cap(?P<cap>[1-9]\d*(?:\.\d+)?))?(?P<sinks>-sinks)?"
     rf"(?:-(?P<packed>{'|'.join(PACKED)}))?)?"
 )
@@ -73,11 +73,12 @@ def named(name: str) -> Case:
     parts = NAME.fullmatch(name)
     counted = parts is not None and (parts["kind"] in ("decode", "extend")) != bool(parts["rows"])
     one_length = parts is not None and not (parts["kind"] == "extend" and parts["ragged"])
-    if parts is None or not counted or not one_length or not (parts["ragged"] or parts["length"]):
+    written = parts is not None and bool(parts["ragged"] or parts["length"])
+    if parts is None or not counted or not one_length or not written or (parts["rounded"] and not parts["narrow"]):
         raise ValueError(
             f"{name!r} is not a case's name; write KIND, ROWS, -REQUESTSxLENGTH, @HEADS/KV_HEADSxDIM-pPAGE, as in "
-            "verify16-64x8192@32/8x160-p16 or decode-8xragged4096; -e4m3, -wWINDOW, -capCAP, -sinks, -tokens or "
-            "-heads (K and V in one page) may follow; "
+            "verify16-64x8192@32/8x160-p16 or decode-8xragged4096; -e4m3, -e4m3-rounded, -wWINDOW, -capCAP, -sinks, "
+            "-tokens or -heads (K and V in one page) may follow; "
             "kinds are decode and extend (of one length), which have no ROWS, and draft, verify, chain, uneven, chunk, "
             "chunks"
         )
@@ -91,7 +92,7 @@ def named(name: str) -> Case:
         sinks=parts["sinks"] is not None,
         packed=parts["packed"] or "",
     )
-    model = model.narrow() if parts["narrow"] else model
+    model = model.narrow(parts["rounded"] is not None) if parts["narrow"] else model
     count, length = int(parts["count"]), int(parts["length"] or MOST_RAGGED)
     lengths = name.split("@")[0].partition("-")[2]
     lens = ragged_lens(count, length) if parts["ragged"] else (length,) * count

@@ -14,7 +14,7 @@ from draftmark_contract.cli.measuring import Replayed, relative_error
 
 from . import engines, fa3, peers
 from .cases import Case, Inputs, build, clear_unused, cleared, reference
-from .ours import OURS, ours
+from .ours import OURS, exact, ours
 from .peers import Peer
 from .stubs import Absent
 
@@ -58,13 +58,15 @@ def _answered(case: Case, names: set[str] | None) -> list[tuple[Case, dict, Peer
     """Return each backend's case, row and calls to time. The calls are None if the backend is absent or wrong."""
     inputs = build(case)
     plugins = {name: partial(ours, plugin) for name, plugin in OURS.items()}
+    if case.model.rounded:
+        plugins["cuda_triton-exact"] = partial(exact, OURS["cuda_triton"])
     makers: dict[str, Callable[[Inputs], Peer]] = {**plugins, **backends(case)}
     expected: dict[Problem, torch.Tensor] = {}
     found: list[tuple[Case, dict, Peer | None]] = []
     for name, make in makers.items():
         if names and name not in names:
             continue
-        if name not in OURS:
+        if name not in plugins:
             clear_unused(inputs)  # other libraries may read unused slots; draftmark's plugins must ignore them
         row, right = _row(case, name), None
         with _noting_failures(row):

@@ -25,6 +25,7 @@ class Model:
         cap: soft cap of the scores; 0.0 without one.
         sinks: each query head has an attention sink.
         packed: way in which K and V share pages, one of PACKED; "" for separate tensors.
+        rounded: over e4m3, queries and softmax weights may be rounded to e4m3 too (`AttentionShape.round_to_e4m3`).
     """
 
     heads: int
@@ -36,6 +37,7 @@ class Model:
     cap: float = 0.0
     sinks: bool = False
     packed: str = ""
+    rounded: bool = False
 
     @property
     def shape(self) -> str:
@@ -44,9 +46,10 @@ class Model:
 
     @property
     def kind(self) -> str:
-        """Unusual properties, as case names spell them: -e4m3-w128-cap50-sinks-heads."""
+        """Unusual properties, as case names spell them: -e4m3-rounded-w128-cap50-sinks-heads."""
         properties = {
             "e4m3": self.is_narrow,
+            "rounded": self.rounded,
             f"w{self.window}": self.window,
             f"cap{self.cap:g}": self.cap,
             "sinks": self.sinks,
@@ -82,9 +85,9 @@ class Model:
         """Return the number of prefix tokens, out of `length`, that the first new token sees within the window."""
         return min(length, self.window_left) if self.window else length
 
-    def narrow(self) -> Model:
+    def narrow(self, rounded: bool = False) -> Model:
         """Return the shape with e4m3 KV."""
-        return replace(self, kv_dtype="float8_e4m3fn")
+        return replace(self, kv_dtype="float8_e4m3fn", rounded=rounded)
 
 
 STANDARD = Model(32, 8, 128)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -31,7 +32,7 @@ def attention(model: Model) -> AttentionShape:
     """Convert a model's attention shape to draftmark's `AttentionShape`."""
     return AttentionShape(
         model.heads, model.kv_heads, model.dim, model.page, kv_dtype=model.kv_dtype, window_left=model.window_left,
-        logits_soft_cap=model.cap, sinks=model.sinks,
+        logits_soft_cap=model.cap, sinks=model.sinks, round_to_e4m3=model.rounded,
     )  # fmt: skip
 
 
@@ -85,7 +86,13 @@ def ours(plugin: str | LoadedBackend, inputs: Inputs) -> Peer:
     calls = [
         lambda kv=kv, out=out: backend.attend(inputs.q, kv, batch, out) for kv, out in zip(layers, outs, strict=True)
     ]
-    return Peer(calls, outs)
+    return Peer(calls, outs, rounds=inputs.case.model.rounded)
+
+
+def exact(plugin: str | LoadedBackend, inputs: Inputs) -> Peer:
+    """Run one of draftmark's plugins on a case that may round, without the permission to round."""
+    case = inputs.case
+    return ours(plugin, replace(inputs, case=replace(case, model=replace(case.model, rounded=False))))
 
 
 def metadata_rows() -> list[dict]:
