@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from dataclasses import replace
 from functools import cache
@@ -38,6 +39,8 @@ from draftmark_cuda_triton.state.recur import ROW_TENSORS, VERIFY_TENSORS
 
 ENGINE_MODES = (Mode.EXTEND, Mode.DECODE, Mode.RAGGED_VERIFY)
 CHAIN = DraftShape(1, 4, 5)
+STEPS = int(os.environ.get("DRAFTMARK_STEPS", "100"))
+"""Random steps of each geometry."""
 
 
 def geometry_of(modes=ENGINE_MODES, draft=CHAIN, max_reqs=48, **shape) -> Geometry:
@@ -263,7 +266,15 @@ CASES = {
     "tensor parallel": (90, geometry_of((*ENGINE_MODES, Mode.VERIFY), num_qo_heads=8, num_kv_heads=1), 12),
     "page 1": (90, geometry_of(page_size=1), 12),
     "heads of 64": (90, geometry_of(num_qo_heads=64, head_dim=64, sinks=True, window_left=127), 12),
+    "heads of 96": (90, geometry_of(num_qo_heads=24, head_dim=96), 13),
     "e4m3": (90, geometry_of(kv_dtype="float8_e4m3fn"), 14),
+    "e4m3, rounded": (
+        90,
+        geometry_of(
+            (Mode.EXTEND, Mode.DECODE, Mode.VERIFY), DraftShape(1, 4, 20), kv_dtype="float8_e4m3fn", round_to_e4m3=True
+        ),
+        11,
+    ),
     "tree": (90, geometry_of((Mode.EXTEND, Mode.DECODE, Mode.VERIFY), DraftShape(4, 3, 16)), 13),
     "every mode": (90, geometry_of(tuple(Mode), DraftShape(4, 3, 16, 8)), 18),
     "latent": (90, geometry_of((*ENGINE_MODES, Mode.VERIFY), softmax_scale=0.1, **LATENT), 12),
@@ -289,7 +300,7 @@ def listed_kernels():
     ("fake_driver", "name"), [(case[0], name) for name, case in CASES.items()], indirect=["fake_driver"]
 )
 def test_random_traffic_launches_listed_kernels_only(fake_gpu, make_layers, monkeypatch, name):
-    """Every launch of 100 random steps is of a listed kernel, and a geometry's list stays small."""
+    """Every launch of random steps is of a listed kernel, and a geometry's list stays small."""
     arch, geometry, most = CASES[name]
     seed = sum(map(ord, name))
     forms = (Form.ENGINE_SLOTS,) if seed % 2 else ()
@@ -303,7 +314,7 @@ def test_random_traffic_launches_listed_kernels_only(fake_gpu, make_layers, monk
     traffic, launched = Traffic(geometry, make_layers, seed), {}
     monkeypatch.setattr(tma, "has_fast_memory", lambda _: traffic.chance.random() < 0.5)
     with launcher.LAUNCHER.collect(lambda call: launched.setdefault(spec_of(call, arch), call)):
-        for _ in range(100):
+        for _ in range(STEPS):
             traffic.step()
     assert not [one.name for one in launched if one not in listed]
     # A listed call also loads the kernel under the key with which a launch looks it up.

@@ -19,7 +19,7 @@ from .errors import (
     BufferError,
     LoadFailure,
 )
-from .geometry import Geometry
+from .geometry import Geometry, StateGeometry
 from .kernels import BatchSize, KernelChoice, Progress, WarmedKernels, prepares_kernels
 from .loaded_state import StateHooks
 from .registration import plugin_of
@@ -128,7 +128,9 @@ class LoadedBackend(StateHooks):
             raise self._wrong_return("requirements", "Requirements(HostLengthsNeed, bool)", found)
         return found
 
-    def warm(self, geometries: Sequence[Geometry], progress: Progress | None = None) -> WarmedKernels | None:
+    def warm(
+        self, geometries: Sequence[Geometry | StateGeometry], progress: Progress | None = None
+    ) -> WarmedKernels | None:
         """Compile every kernel of the geometries that is not stored yet; None if the backend has no kernels to compile.
 
         Args:
@@ -139,7 +141,10 @@ class LoadedBackend(StateHooks):
             BackendLoadError: a vendor package is absent.
         """
         for geometry in geometries:
-            self.require(geometry)
+            if isinstance(geometry, StateGeometry):
+                self.require_state(geometry)
+            else:
+                self.require(geometry)
         self.require_packages()
         found: WarmedKernels | None = self._offer("warm", geometries=tuple(geometries), progress=progress or _quiet)
         if found is not None and not isinstance(found, WarmedKernels):
@@ -258,7 +263,7 @@ class LoadedBackend(StateHooks):
         """
         return self.bind(geometry, self.allocate(geometry, device, guard=guard), checked=checked)
 
-    def prepare(self, geometries: Sequence[Geometry], device: torch.device | str) -> None:
+    def prepare(self, geometries: Sequence[Geometry | StateGeometry], device: torch.device | str) -> None:
         """Compile the missing kernels of all geometries together, before `bind` loads them; nothing on a CPU.
 
         Without this call, `bind` compiles the kernels of one geometry after another. With DRAFTMARK_PREPARE=0 both

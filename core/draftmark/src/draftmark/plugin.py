@@ -83,7 +83,7 @@ class BackendPlugin(ABC):
         """Return the backend's kernels for draft trees, or None (the default) to use torch operations."""
         return None
 
-    def warm(self, geometries: Sequence[Geometry], progress: Progress) -> WarmedKernels | None:
+    def warm(self, geometries: Sequence[Geometry | StateGeometry], progress: Progress) -> WarmedKernels | None:
         """Compile every kernel of the geometries that is not stored yet, without a device.
 
         Default: None, for a plugin without kernels to compile. `open_backend` loads what this stores.

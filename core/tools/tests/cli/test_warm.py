@@ -63,6 +63,21 @@ def test_warm_fails_when_a_kernel_does_not_compile(draftmark: Run, distribution:
     assert done.code == 1 and done.out.endswith("1 in installed packages; 3 could not be compiled\n")
 
 
+def test_warm_compiles_kernels_of_recurrent_layers(draftmark: Run, distribution: Callable[..., Any]) -> None:
+    """With --state the plugin gets the model's recurrent layers; a backend that does not serve them refuses."""
+    serves = PLUGIN.replace("forms=LAYOUT_FORMS)", "forms=LAYOUT_FORMS, recurrences=(Recurrence.DELTA,))")
+    serves = serves.replace("BackendInfo, ", "BackendInfo, Recurrence, ").replace(
+        'f"bake_{len(geometry.forms)}_forms"', 'f"bake_{geometry.state.num_heads}_heads"'
+    )
+    state = "\n    def state_supports(self, geometry):\n        return []\n"
+    distribution("oven", source=serves + state)
+    done = draftmark("warm", "oven", "--state", "qwen3-next", "--ranks", 2, "--arch", 80)
+    assert done.err.splitlines() == ["1 of 2 kernels compiled: bake_sm80", "2 of 2 kernels compiled: bake_16_heads"]
+    distribution("plain", source=PLUGIN.replace('"oven"', '"plain"'))
+    assert "recurren" in draftmark("warm", "plain", "--state", "qwen3-next").err
+    assert "add it" in draftmark("warm", "oven", "--state-dtype", "float32").err
+
+
 def test_explain_prints_each_choice(draftmark: Run, oven: None) -> None:
     """`explain` prints the choice, its reason and its candidates for the batch of the arguments."""
     done = draftmark("explain", "oven", "--mode", "verify", "--num-reqs", 4, "--num-draft-tokens", 16)

@@ -117,15 +117,21 @@ class TritonPlugin(BackendPlugin):
         prepare.prepare(geometry, arena[sizing.SLOTS].device)
         return TritonBackend(geometry, arena)
 
-    def warm(self, geometries: Sequence[Geometry], progress: Progress) -> WarmedKernels | None:
+    def warm(self, geometries: Sequence[Geometry | StateGeometry], progress: Progress) -> WarmedKernels | None:
         """Compile every kernel of the geometries that the store lacks, in parallel processes, without a GPU."""
         from .compiled.prepare import store_kernels
         from .kernel_list import kernels_of
+        from .state.kernel_list import state_calls_of
         from .switches import is_tested_triton
 
         if not is_tested_triton():
             return None
-        return store_kernels([spec for geometry in geometries for spec in kernels_of(geometry)], progress)
+        specs = [
+            spec
+            for one in geometries
+            for spec in (state_calls_of(one) if isinstance(one, StateGeometry) else kernels_of(one))
+        ]
+        return store_kernels(specs, progress)
 
     def explain(self, geometry: Geometry, batch: BatchSize) -> list[KernelChoice]:
         """Return the choices that lead to the kernels of a batch, and the place of their compiled code."""

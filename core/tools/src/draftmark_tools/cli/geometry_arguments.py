@@ -88,7 +88,7 @@ def geometry_of(args: argparse.Namespace, info: BackendInfo, attention: Attentio
         args.max_num_reqs, args.max_context_len, args.max_extend_tokens, args.capture_batch_sizes, args.overlap
     )
     draft = DraftShape(args.topk, args.num_steps, args.num_draft_tokens)
-    geometry = Geometry.create(attention, limits, draft, _device(args, info), args.modes, args.forms)
+    geometry = Geometry.create(attention, limits, draft, device_of(args, info), args.modes, args.forms)
     check_draft_tokens(args.num_draft_tokens, args.max_context_len)
     return geometry
 
@@ -112,7 +112,12 @@ def _attention(args: argparse.Namespace) -> AttentionShape:
     )
 
 
-def _device(args: argparse.Namespace, info: BackendInfo) -> DeviceProfile:
+def device_of(args: argparse.Namespace, info: BackendInfo) -> DeviceProfile:
+    """Return the device profile that the arguments describe; by default a usual one of the backend's device.
+
+    Raises:
+        ArgumentError: --device or --arch is not valid.
+    """
     own = "cpu" if info.device == "any" else info.device
     kind = own if args.device is None else args.device
     if kind not in (own, *DEVICES):

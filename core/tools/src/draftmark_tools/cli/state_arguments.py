@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from draftmark.geometry import DraftShape, Limits, StateGeometry
+from draftmark.geometry import STATE_MODES, DeviceProfile, DraftShape, Limits, Mode, StateGeometry
 
 from ..models import StateFacts, state_facts
 from .errors import ArgumentError
@@ -38,12 +38,17 @@ MODELS: dict[str, dict[str, Any]] = {
 def add_state_arguments(parser: argparse.ArgumentParser) -> None:
     """Add arguments for the recurrent layers of a model."""
     group = parser.add_argument_group("recurrent layers (with --state)")
-    known = ", ".join(MODELS)
-    group.add_argument("--state", metavar="MODEL", help=f"a hybrid model: {known}, or the path of its config.json")
+    add_state_model(group)
     names = ",".join(one.name for one in SCHEMES)
     group.add_argument("--scheme", type=schemes, default=names, metavar="NAME,…", help="rollback schemes to compare")
     group.add_argument("--ranks", type=int, default=1, metavar="N", help="tensor-parallel ranks")
     group.add_argument("--accepted", type=int, default=3, metavar="N", help="accepted rows of a round, for bytes moved")
+
+
+def add_state_model(group: argparse._ArgumentGroup) -> None:
+    """Add --state and the dtypes of the model's recurrent layers."""
+    known = ", ".join(MODELS)
+    group.add_argument("--state", metavar="MODEL", help=f"a hybrid model: {known}, or the path of its config.json")
     group.add_argument("--state-dtype", type=dtype, metavar="DTYPE", help="dtype of states; default: the model's")
     group.add_argument("--conv-dtype", type=dtype, metavar="DTYPE", help="dtype of windows; default: the model's")
 
@@ -61,8 +66,10 @@ def refuse_without_state(args: argparse.Namespace) -> None:
             raise ArgumentError(f"{flag} is given, but only --state reads it; add --state, or leave {flag} out")
 
 
-def state_geometry_of(args: argparse.Namespace) -> tuple[StateFacts, StateGeometry]:
-    """Return the recurrent layers of --state, and their geometry on one rank.
+def state_geometry_of(
+    args: argparse.Namespace, device: DeviceProfile | None = None, modes: tuple[Mode, ...] = STATE_MODES
+) -> tuple[StateFacts, StateGeometry]:
+    """Return the recurrent layers of --state, and their geometry on one rank of `device`, in the modes of `modes`.
 
     Raises:
         GeometryError: the configuration has no recurrent layer, or a value is out of range.
@@ -74,10 +81,16 @@ def state_geometry_of(args: argparse.Namespace) -> tuple[StateFacts, StateGeomet
     )
     draft = DraftShape(args.topk, args.num_steps, args.num_draft_tokens)
     check_draft_tokens(args.num_draft_tokens, args.max_context_len)
+    return facts, StateGeometry.create(
+        facts.shape, limits, draft, device, tuple(mode for mode in STATE_MODES if mode in modes), len(facts.layers)
+    )
+
+
+def check_accepted(args: argparse.Namespace) -> None:
+    """Raise ArgumentError unless a round can accept --accepted rows."""
     if args.accepted < 0 or args.accepted > args.num_draft_tokens:
         limit = f"0 … {args.num_draft_tokens} (--num-draft-tokens)"
         raise ArgumentError(f"--accepted is {args.accepted}, but a round accepts {limit} rows; change one of them")
-    return facts, StateGeometry.create(facts.shape, limits, draft, num_layers=len(facts.layers))
 
 
 def schemes(text: str) -> tuple[Scheme, ...]:

@@ -127,7 +127,8 @@ def store_q_rounded(smem, queries, dtype: gl.constexpr, CFG: gl.constexpr):
         largest = gl.maximum(largest, gl.convert_layout(gl.max(own, 1), largest.type.layout))
         kept = (gl.abs(low) < float("inf")) & (gl.abs(high) < float("inf"))
         finite = finite & gl.convert_layout(gl.min(kept.to(gl.int32), 1), finite.type.layout)
-    exponent = gl.maximum(largest.to(gl.int32, bitcast=True) >> 23, 8)
+    # Rows below 2**-63 keep that row's factor: a factor of 0, after the softmax scale, would make masked scores NaN.
+    exponent = gl.maximum(largest.to(gl.int32, bitcast=True) >> 23, 64)
     factor = ((261 - exponent) << 23).to(gl.float32, bitcast=True)
     rounded = rounded_rows(smem, CFG)
     thread_barrier()

@@ -14,7 +14,7 @@ from ..geometry_arguments import add_geometry_arguments, geometry_of
 from ..rendering import Column, human_bytes, show, show_json, show_table, stdout_for_results
 from ..shares import Part, show_shares
 from ..sizing import LENGTHS, Sizing, sizing
-from ..state_arguments import add_state_arguments, refuse_without_state, state_geometry_of
+from ..state_arguments import add_state_arguments, check_accepted, refuse_without_state, state_geometry_of
 from ..state_sizing import show_state, state_json
 
 SCHEMA = 1
@@ -70,6 +70,7 @@ def _run_state(args: argparse.Namespace) -> int:
     """Print a model's state slots, the schemes, and the state buffers of the backend, if one is named."""
     from draftmark.registry import load
 
+    check_accepted(args)
     facts, geometry = state_geometry_of(args)
     buffers: list[BufferSpec] = []
     if args.backend is not None:
