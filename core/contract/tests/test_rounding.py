@@ -38,7 +38,7 @@ def oracle(seed: int, shape: AttentionShape) -> Answer:
 
 
 def kernel(seed: int, round_weights=to_e4m3, round_q=rounded_rows, missing: int = -1) -> torch.Tensor:
-    """Return the output of a kernel that rounds q and the weights, of which the largest becomes 2**7 to 2**8.75."""
+    """Return the output of a kernel that rounds q and the weights. The largest weight becomes 2**7 to 2**8.75."""
     q, k, v = layer(seed)
     keys, values = (one.double().repeat_interleave(4, 1) for one in (k, v))
     scores = torch.einsum("rhd,nhd->rhn", round_q(q), keys) * EXACT.softmax_scale

@@ -112,8 +112,8 @@ def rounded_rows(smem, CFG: gl.constexpr):
 def store_q_rounded(smem, queries, dtype: gl.constexpr, CFG: gl.constexpr):
     """Round packed rows of q to e4m3 and store them to a warp group's shared memory; return a factor for each row.
 
-    A row's factor is a power of two: its largest element has exponent 7 in e4m3, whose largest exponent is 8. It is NaN
-    for a row with an infinity or NaN, which e4m3 or its range could not keep.
+    A row's factor is a power of two, so that its largest element has exponent 7; the largest exponent of e4m3 is 8. It
+    is NaN for a row with an infinity or NaN.
 
     Args:
         queries: rows as `pack_gqa.load_q` returns them.

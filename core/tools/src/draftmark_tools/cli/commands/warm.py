@@ -87,7 +87,7 @@ def geometries_of(args: argparse.Namespace, info: BackendInfo) -> list[Geometry 
 
 
 def _attention(args: argparse.Namespace, info: BackendInfo) -> list[Geometry]:
-    """Return the geometries of layers with attention; none with --state alone."""
+    """Return the geometries of layers with attention; none if only --state is given."""
     if args.model is None:
         return [] if args.state is not None else [geometry_of(args, info)]
     for name in SHAPE:
