@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 
 from draftmark import AttentionShape, DraftShape, Geometry, Limits, Mode, load
-from draftmark.runtime import BatchBuffers, Exact, KVCache, device_profile, ragged, write_tail
+from draftmark.runtime import (
+    BatchBuffers,
+    Exact,
+    GraphKey,
+    KVCache,
+    Program,
+    device_profile,
+    ragged,
+    write_tail,
+)
 
 pytestmark = [
     pytest.mark.device,
@@ -22,7 +34,8 @@ def outputs(device: str, mode: Mode, captured: bool) -> list[torch.Tensor]:
     geometry = Geometry.create(
         AttentionShape(HEADS, KV_HEADS, DIM, PAGE), limits, DraftShape(1, 1, 1), device_profile(device), (mode,)
     )
-    backend, rows = load("cuda_triton").open(geometry, device), COUNTS[mode]
+    loaded, rows = load("cuda_triton"), COUNTS[mode]
+    backend = loaded.open(geometry, device)
     make, width = torch.Generator().manual_seed(2), int(geometry.max_pages_per_req)
 
     def draw(*shape: int) -> torch.Tensor:
@@ -50,17 +63,15 @@ def outputs(device: str, mode: Mode, captured: bool) -> list[torch.Tensor]:
 
     backend.plan(batch)
     step()
+    repeat: Callable[[], object] = step
+    if captured:
+        graphs = loaded.graph_state(geometry, torch.device(device))
+        graphs.capture(GraphKey(Program.DECODE, len(LENS)), step)
+        repeat = partial(graphs.replay, GraphKey(Program.DECODE, len(LENS)))
     torch.cuda.synchronize(device)
     for out in outs:
         out.fill_(float("nan"))
-    if captured:
-        with torch.cuda.device(device):
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                step()
-        graph.replay()
-    else:
-        step()
+    repeat()
     torch.cuda.synchronize(device)
     return [out.cpu() for out in outs]
 
