@@ -10,19 +10,22 @@ process imports the engine once, so that no start reads packages from disk.
 
 The result is written to disk after every start and pass. What does not fit into `--seconds` is listed as not run, so a
 plan begins with its most important servers. `--waves` selects waves, and `--resume` keeps the rows of an earlier result
-of the same device and commit.
+of the same device and commit. Runs with the same file for `--turns` may go on at once on one GPU: only one of them
+measures at a time.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -82,10 +85,19 @@ class Run:
         folder: folder for models, caches and logs.
         seconds: time for the whole run.
         before: earlier result of the same device and commit; its rows are kept.
+        turns: file that is locked during a pass; None for no lock.
     """
 
-    def __init__(self, plan: Plan, out: Path, folder: Path, seconds: float, before: Path | None = None) -> None:
-        self._plan, self._out, self._folder = plan, out, folder
+    def __init__(
+        self,
+        plan: Plan,
+        out: Path,
+        folder: Path,
+        seconds: float,
+        before: Path | None = None,
+        turns: Path | None = None,
+    ) -> None:
+        self._plan, self._out, self._folder, self._turns = plan, out, folder, turns
         self._until = time.monotonic() + seconds
         self.result: dict[str, Any] = {
             "schema": 1,
@@ -198,17 +210,28 @@ class Run:
     def _pass(self, one: Served, workload: Workload, name: str) -> None:
         if one.process is None:
             return
-        if self._left() < self._plan.pass_s:
-            self._not_run(one.server, f"{workload.name}, {name}", "no time left")
+        with self._turn():
+            if self._left() < self._plan.pass_s:
+                self._not_run(one.server, f"{workload.name}, {name}", "no time left")
+                return
+            restrict = one.server.engine == "vllm" and one.server.drafter == "ngram"
+            job = Job(one.process.url, asdict(workload), one.server.vocabulary, restrict)
+            mark = one.watch.mark()
+            found = measured(ask(job, one.folder, self._left()))
+            row = {**one.server.about, "workload": workload.name, "pass": name, **found, **one.watch.since(mark)}
+            self._add("rows", row)
+            if one.process.state() == "ended" or found["failed"] == found["requests"]:
+                self._failed(one, f"{workload.name}, {name}")
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Wait until no other run with the same file measures."""
+        if self._turns is None:
+            yield
             return
-        restrict = one.server.engine == "vllm" and one.server.drafter == "ngram"
-        job = Job(one.process.url, asdict(workload), one.server.vocabulary, restrict)
-        mark = one.watch.mark()
-        found = measured(ask(job, one.folder, self._left()))
-        row = {**one.server.about, "workload": workload.name, "pass": name, **found, **one.watch.since(mark)}
-        self._add("rows", row)
-        if one.process.state() == "ended" or found["failed"] == found["requests"]:
-            self._failed(one, f"{workload.name}, {name}")
+        with self._turns.open("a") as turns:
+            fcntl.flock(turns, fcntl.LOCK_EX)
+            yield
 
 
 def main() -> None:
@@ -220,12 +243,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3600, help="start nothing that does not fit into this time")
     parser.add_argument("--waves", help="numbers of the waves, such as 0,1; by default all")
     parser.add_argument("--resume", type=Path, help="result of the same device and commit; keep its rows")
+    parser.add_argument("--turns", type=Path, help="file that runs on one GPU share, so that one measures at a time")
     parser.add_argument("--folder", type=Path, help="empty folder for models, caches and logs; by default a new one")
     asked = parser.parse_args()
     folder = asked.folder or Path(tempfile.mkdtemp(prefix="draftmark-serving-"))
     plan = read(asked.plan)
     waves = range(len(plan.waves)) if asked.waves is None else [int(one) for one in asked.waves.split(",")]
-    Run(plan, asked.out, folder.resolve(), asked.seconds, asked.resume).run(waves)
+    Run(plan, asked.out, folder.resolve(), asked.seconds, asked.resume, asked.turns).run(waves)
 
 
 if __name__ == "__main__":
