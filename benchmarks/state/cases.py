@@ -115,7 +115,7 @@ EXTENDS = {
 
 
 def cases(requests: int = 64) -> list[Case]:
-    """Return every case of every layer."""
+    """Return every case of every layer: states in float32, and in bfloat16 where the name says so."""
     found = []
     for layer in LAYERS.values():
         found += [Case(f"decode-{many}", layer, "decode", (1,) * many, 4) for many in (1, requests, 4 * requests)]
@@ -124,4 +124,9 @@ def cases(requests: int = 64) -> list[Case]:
             snapshots = requests * rows * layer.state_bytes
             found.append(replace(one, layers=2) if snapshots >= HEADROOM_BYTES else one)
         found += [Case(name, layer, "extend", rows) for name, rows in EXTENDS.items()]
+        short = replace(layer, shape=replace(layer.shape, state_dtype="bfloat16"))
+        found += [
+            Case(f"decode-{requests}-bfloat16", short, "decode", (1,) * requests, 4),
+            Case(f"chain-{requests}x8-bfloat16", short, "chain", (8,) * requests, 4),
+        ]
     return found

@@ -29,7 +29,7 @@ class Inputs:
         log_decay, raw_decay: float32 ``[rows, heads]``, or ``[rows, heads, key_dim]`` for a decay per key element.
         beta, raw_beta: float32 ``[rows, heads]``; None without a delta rule.
         x, dt: Mamba2's input and step: bfloat16 like v and float32 ``[rows, heads]``; None for other layers.
-        state: float32 ``[requests + 1, heads, value_dim, key_dim]``; slot 0 belongs to no request.
+        state: ``[requests + 1, heads, value_dim, key_dim]``; slot 0 belongs to no request.
     """
 
     q: torch.Tensor
@@ -68,7 +68,7 @@ def draw(case: Case, seed: int) -> Inputs:
     return Inputs(
         (q * (s.key_dim**-0.5 if delta else 1)).bfloat16(), k.bfloat16(), v, -dt, raw_decay,
         None if raw_beta is None else raw_beta.sigmoid(), raw_beta, None if delta else x, None if delta else dt,
-        normal(case.requests + 1, s.num_heads, s.value_dim, s.key_dim),
+        normal(case.requests + 1, s.num_heads, s.value_dim, s.key_dim).to(getattr(torch, s.state_dtype)),
     )  # fmt: skip
 
 

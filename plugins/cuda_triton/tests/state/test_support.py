@@ -75,6 +75,28 @@ def test_the_list_of_kernels_is_short(nodes):
     assert sum(names.values()) <= sum(KINDS.values()) + 8
 
 
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({}, {"recur_verify", "commit_rows"}),
+        ({"gate": Gate.KEY}, {"recur_verify", "commit_rows"}),
+        ({"state_dtype": "bfloat16"}, {"recur_verify", "commit_rows"}),
+        ({"dtype": "float32"}, {"commit_rows"}),
+        ({"key_dim": 96}, set()),
+        ({"value_dim": 40}, set()),
+    ],
+)
+def test_hopper_has_kernels_for_tiles_without_padding(change, found):
+    """On sm_90, verifies of bfloat16 rows and commits run in `kernels_sm90` if no tile is padded."""
+    shape = replace(QWEN, **change)
+    names = {
+        one.kernel.__name__ for one in state_calls_of(geometry_of(shape)) if "kernels_sm90" in one.kernel.__module__
+    }
+    assert names == found
+    older = state_calls_of(geometry_of(shape, device=DeviceProfile("cuda", 80, 108)))
+    assert not [one for one in older if "kernels_sm90" in one.kernel.__module__]
+
+
 KINDS = {
     "convolve_one": 2,
     "convolve_rows": 4,

@@ -11,11 +11,29 @@ The producer runs ahead across the ends of requests, so the pipeline never drain
 
 Kernels: `decode_verify`, `decode_verify_fp8`, `decode_verify_gather`, `prefill`, `prefill_gather`, `latent`. Each is
 compiled for one `config.KernelConstants`. `warp_specialize` starts the partitions, `producer` selects what a partition
-loads,
-`mma_fp8_swap_ab` is the mainloop of `decode_verify_fp8`, and `tile_scheduler` distributes row tiles of prefill to CTAs.
+loads, `mma_fp8_swap_ab` is the mainloop of `decode_verify_fp8`, and `tile_scheduler` distributes row tiles of prefill.
 `kernels.combine`, `kernels.tile_schedule` and `kernels.prefill_schedule` serve Hopper too.
+`state_verify` and `state_commit` serve layers with recurrent state, without partitions.
 """
 
-from . import decode_verify, decode_verify_fp8, decode_verify_gather, latent, prefill, prefill_gather
+from . import (
+    decode_verify,
+    decode_verify_fp8,
+    decode_verify_gather,
+    latent,
+    prefill,
+    prefill_gather,
+    state_commit,
+    state_verify,
+)
 
-__all__ = ["decode_verify", "decode_verify_fp8", "decode_verify_gather", "latent", "prefill", "prefill_gather"]
+__all__ = [
+    "decode_verify",
+    "decode_verify_fp8",
+    "decode_verify_gather",
+    "latent",
+    "prefill",
+    "prefill_gather",
+    "state_commit",
+    "state_verify",
+]

@@ -188,6 +188,12 @@ def release(empty, CFG: gl.constexpr):
 
 
 @gluon.jit
+def grid_dependency_wait():
+    """Wait for the preceding grids (programmatic dependent launch)."""
+    gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
 def grid_dependency_sync():
     """Wait for the preceding grids (programmatic dependent launch), then permit the next grid to start.
 

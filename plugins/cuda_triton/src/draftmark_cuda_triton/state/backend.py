@@ -12,7 +12,7 @@ from .convolve import CONV_TENSORS, ONE_TENSORS, launch_convolve_one, launch_con
 from .extend import Extend
 from .launching import Launch
 from .recur import ROW_TENSORS, VERIFY_TENSORS, launch_rows, launch_verify, row_tensors
-from .sizing import CHANNELS, DECAYS, KEYS, MATRICES, TOTALS, UPDATES, state_blocks
+from .sizing import CHANNELS, DECAYS, KEYS, MATRICES, TOTALS, UPDATES, state_blocks, verify_blocks
 
 EXTEND, DECODE = Mode.EXTEND, Mode.DECODE
 """Aliases of enum members: every layer reads them, and enum lookup is slow in Python 3.11."""
@@ -29,6 +29,7 @@ class TritonState:
         self.geometry, self.arena = geometry, arena
         self._buffers = {name: arena[name] for name in arena}
         self._shape, self._max_reqs, self._blocks = geometry.state, geometry.max_reqs, state_blocks(geometry)
+        self._verify_blocks = verify_blocks(geometry)
         self._convolve_one = Launch(launch_convolve_one, ONE_TENSORS)
         self._convolve_rows = Launch(launch_convolve_rows, CONV_TENSORS)
         self._rows, self._verify = Launch(launch_rows, ROW_TENSORS), Launch(launch_verify, VERIFY_TENSORS)
@@ -84,7 +85,9 @@ class TritonState:
             return
         records = tuple(self._buffers[name] for name in (KEYS, UPDATES, DECAYS, TOTALS, MATRICES))
         mask = batch.tail.mask if isinstance(batch.tail, Tree) else None
-        self._verify((self._shape, cache.layer), (*tensors, mask, *records), mutates=(out, *records))
+        self._verify(
+            (self._shape, self._verify_blocks, cache.layer), (*tensors, mask, *records), mutates=(out, *records)
+        )
 
     def commit(
         self,

@@ -8,7 +8,7 @@ import triton
 from draftmark import Gate, StateShape
 
 from ..heuristics.common import next_power_of_two
-from ..kernel_variants import kernels, select_variant
+from ..kernel_variants import kernels, runs_compiled, select_variant
 from ..launch.launcher import launch_kernel
 from .sizing import StateBlocks
 
@@ -19,10 +19,10 @@ COMMIT_TENSORS = (
 """Kernel parameters of the tensors of `launch_commit`, in order."""
 WINDOW_ELEMENTS = 2048
 """Elements of a window that one program moves; a multiple of no window, so some threads stay idle."""
-
-
 PATH_ROWS = 2
 """Rows of a path that are loaded together."""
+SM90_BLOCK_V, SM90_WARPS, SM90_WINDOW_ELEMENTS = 32, 4, 512
+"""Value elements, warps, and elements of a window of a program of `kernels_sm90.state_commit`."""
 COMMIT_REGISTERS = 64
 """Registers of a thread; more programs of fewer registers keep more loads in flight."""
 
@@ -54,19 +54,36 @@ def launch_commit(
         keys, updates, decays, channels: records; the first three are None for a layer without recurrence.
     """
     layers, _, num_channels, columns = conv.shape
-    block = min(WINDOW_ELEMENTS if conv.is_cuda else 2**15, next_power_of_two(max(1, num_channels * columns)))
-    parts = triton.cdiv(shape.value_dim, blocks.block_v) * shape.num_heads
-    parts += triton.cdiv(num_channels, block // columns) if columns else 0
     has_path, saves = accept_index is not None, save_slots is not None and interval > 0
-    launch_kernel(
-        select_variant(kernels.state_commit.commit_rows, conv), (parts, len(slots), layers),
-        state, conv, slots, save_slots if saves else slots, prefix_lens, q_indptr,
-        accept_lens if has_path else slots, accept_index if has_path else slots, channels if keys is None else keys,
+    sm90 = has_path and blocks.sm90 and runs_compiled(conv)
+    block_v = min(SM90_BLOCK_V, shape.value_dim) if sm90 else blocks.block_v
+    most = (SM90_WINDOW_ELEMENTS if sm90 else WINDOW_ELEMENTS) if conv.is_cuda else 2**15
+    block = min(most, next_power_of_two(max(1, num_channels * columns)))
+    parts = triton.cdiv(shape.value_dim, block_v) * shape.num_heads
+    parts += triton.cdiv(num_channels, block // columns) if columns else 0
+    grid = parts, len(slots), layers
+    arguments = (
+        state, conv, slots, save_slots if saves else slots, prefix_lens, q_indptr, accept_lens if has_path else slots,
+        accept_index if has_path else slots, channels if keys is None else keys,
         channels if updates is None else updates, channels if decays is None else decays, channels,
         *state.stride()[:2], *conv.stride(), null_slots, channels.shape[1], channels.shape[2], max(1, interval),
-        int(saves), HEADS=shape.num_heads, HEADS_PER_KEY=shape.heads_per_key, KEY_DIM=shape.key_dim,
-        VALUE_DIM=shape.value_dim, KEY_GATE=shape.gate is Gate.KEY, CONSTANT=shape.gate is Gate.CONSTANT,
-        PATH=has_path, NUM_CHANNELS=num_channels, COLUMNS=columns,
-        BLOCK_V=blocks.block_v, CHUNK=blocks.chunk, CHUNKS=blocks.chunks, BLOCK=block, UNROLL=PATH_ROWS,
-        num_warps=blocks.num_warps, maxnreg=COMMIT_REGISTERS,
+        int(saves),
+    )  # fmt: skip
+    constants = {
+        "HEADS": shape.num_heads, "HEADS_PER_KEY": shape.heads_per_key, "KEY_DIM": shape.key_dim,
+        "VALUE_DIM": shape.value_dim, "KEY_GATE": shape.gate is Gate.KEY, "CONSTANT": shape.gate is Gate.CONSTANT,
+        "NUM_CHANNELS": num_channels, "COLUMNS": columns, "BLOCK_V": block_v, "BLOCK": block,
+    }  # fmt: skip
+    if sm90:
+        from .. import kernels_sm90
+
+        launch_kernel(
+            kernels_sm90.state_commit.commit_rows, grid, *arguments, **constants, WARPS=SM90_WARPS,
+            num_warps=SM90_WARPS, maxnreg=COMMIT_REGISTERS,
+        )  # fmt: skip
+        return
+    launch_kernel(
+        select_variant(kernels.state_commit.commit_rows, conv), grid, *arguments, **constants, PATH=has_path,
+        CHUNK=blocks.chunk, CHUNKS=blocks.chunks, UNROLL=PATH_ROWS, num_warps=blocks.num_warps,
+        maxnreg=COMMIT_REGISTERS,
     )  # fmt: skip

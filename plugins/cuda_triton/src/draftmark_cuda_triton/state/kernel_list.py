@@ -16,7 +16,7 @@ from .commit import launch_commit
 from .convolve import launch_convolve_one, launch_convolve_rows
 from .extend import launch_all as launch_extend
 from .recur import launch_rows, launch_verify
-from .sizing import CHANNELS, DECAYS, KEYS, MATRICES, TOTALS, UPDATES, state_blocks, state_buffers
+from .sizing import CHANNELS, DECAYS, KEYS, MATRICES, TOTALS, UPDATES, state_blocks, state_buffers, verify_blocks
 
 SLOTS = 2
 """Slots of a stand-in pool. No kernel is specialized on their number."""
@@ -58,7 +58,7 @@ def launch_all(geometry: StateGeometry) -> None:
             launch_rows(s, state_blocks(geometry), True, *given)
         if verifies:
             records: list[Any] = [buffers[name] for name in (KEYS, UPDATES, DECAYS, TOTALS, MATRICES)]
-            launch_verify(s, 0, *given, None, *records)  # type: ignore[call-arg]
+            launch_verify(s, verify_blocks(geometry), 0, *given, None, *records)  # type: ignore[call-arg]
     nodes = int(geometry.draft.num_draft_tokens)
     path = stand_in(1, dtype="int64"), stand_in(1, nodes, dtype="int64")
     pool = (stand_in(1, *one.shape, dtype=str(one.dtype).removeprefix("torch.")) for one in (state, conv))

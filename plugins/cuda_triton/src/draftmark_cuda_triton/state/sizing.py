@@ -7,6 +7,8 @@ from typing import NamedTuple
 from draftmark import BufferSpec, Gate, Mode, Recurrence, StateGeometry, StateShape, ceil_div, minimum
 
 from ..heuristics.common import next_power_of_two
+from ..heuristics.sm90 import SM90
+from ..switches import uses_generic_kernels
 from .extend_sizing import extend_buffers
 
 KEYS, UPDATES, DECAYS, CHANNELS = "keys", "updates", "decays", "channels"
@@ -31,6 +33,7 @@ class StateBlocks(NamedTuple):
         chunk, chunks: key elements of a cache line, and cache lines of a state row.
         num_warps: warps of a program.
         max_registers: registers of a thread; more programs of fewer registers keep more loads in flight.
+        sm90: commits run `kernels_sm90.state_commit`, with tiles of `sm90_commit_block_v`.
     """
 
     block_v: int
@@ -38,6 +41,7 @@ class StateBlocks(NamedTuple):
     chunks: int
     num_warps: int
     max_registers: int
+    sm90: bool
 
 
 def state_blocks(geometry: StateGeometry) -> StateBlocks:
@@ -48,7 +52,7 @@ def state_blocks(geometry: StateGeometry) -> StateBlocks:
     block_v = min(32, next_power_of_two(s.value_dim), max(1, 8192 // keys))
     # More threads than keys: Triton then loads a row's keys in the layout of the tile.
     num_warps = max(1, min(8, block_v * keys // 512))
-    return StateBlocks(block_v, chunk, keys // chunk, num_warps, 48)
+    return StateBlocks(block_v, chunk, keys // chunk, num_warps, 48, serves_sm90(geometry))
 
 
 class VerifyBlocks(NamedTuple):
@@ -58,19 +62,35 @@ class VerifyBlocks(NamedTuple):
         block_v, block_k: value elements, and key elements rounded up to a power of two.
         num_warps: warps of a program.
         max_registers: registers of a thread; more programs of fewer registers keep more loads in flight.
+        sm90: the kernel is `kernels_sm90.state_verify`; a warp has 16 value elements.
     """
 
     block_v: int
     block_k: int
     num_warps: int
     max_registers: int
+    sm90: bool
 
 
-def verify_blocks(shape: StateShape) -> VerifyBlocks:
+def verify_blocks(geometry: StateGeometry) -> VerifyBlocks:
     """Return the tile of the verify kernel; its matrix products need 16 value and key elements or more."""
-    block_k = max(16, next_power_of_two(shape.key_dim))
-    block_v = min(64, max(16, next_power_of_two(shape.value_dim)), max(16, 8192 // block_k))
-    return VerifyBlocks(block_v, block_k, max(1, min(4, block_v * block_k // 1024)), 168)
+    s, nodes = geometry.state, geometry.draft.num_draft_tokens
+    block_k = max(16, next_power_of_two(s.key_dim))
+    block_v = min(64, max(16, next_power_of_two(s.value_dim)), max(16, 8192 // block_k))
+    if serves_sm90(geometry) and s.dtype == "bfloat16":
+        # Without a delta rule a program needs fewer registers, and five of them fit on an SM.
+        few = s.recurrence is Recurrence.DECAY and s.gate is not Gate.KEY and nodes <= ROWS_PER_BLOCK
+        return VerifyBlocks(block_v, block_k, block_v // 16, 96 if few else 128, True)
+    return VerifyBlocks(block_v, block_k, max(1, min(4, block_v * block_k // 1024)), 168, False)
+
+
+def serves_sm90(geometry: StateGeometry) -> bool:
+    """Check whether the kernels of `kernels_sm90` serve a layer: tiles without padding, and 16 bytes a copy."""
+    s, device = geometry.state, geometry.device
+    if device.kind != "cuda" or device.arch != SM90 or uses_generic_kernels():
+        return False
+    whole = s.key_dim == next_power_of_two(s.key_dim) and s.value_dim == next_power_of_two(s.value_dim)
+    return whole and s.key_dim >= 32 and s.value_dim >= 16
 
 
 def state_parts(shape: StateShape) -> int:
