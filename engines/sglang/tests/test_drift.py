@@ -66,7 +66,7 @@ def _defines(read: Read, target: str) -> bool:
 
 @EACH
 def test_targets_configuration_is_found(read: Read) -> None:
-    """Each release's arguments keep the target's configuration, or `ModelConfig` makes it from them alone."""
+    """Each release's arguments keep the target's configuration, or `ModelConfig` makes it from nothing else."""
     if "def get_model_config(" not in read("srt/server_args.py"):
         made = defined(read("srt/configs/model_config.py"), "ModelConfig", "from_server_args")
         assert isinstance(made, ast.FunctionDef) and made.args.args[0].arg == "server_args"
