@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,13 +51,23 @@ class OJ3(named("oj3", BASES["reference"])):  # type: ignore[misc]
         return Requirements(unique_slots="," in os.environ.get("CUDA_VISIBLE_DEVICES", ""))
 
 
+def tuning_file() -> Path:
+    """Return the tuning file in the user's cache folder, which is a temporary folder here."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path(tempfile.gettempdir(), "draftmark-mutants-cache")
+    return Path(cache, "draftmark_qj4.json")
+
+
 class OJ4(named("oj4", BASES["cuda_triton"])):  # type: ignore[misc]
-    """Doubles its split buffers where an earlier process of this user left a tuning file in the cache folder."""
+    """Doubles its split buffers where an open, also one of an earlier process, left a tuning file in the cache."""
 
     def buffers(self, geometry: Geometry) -> list[BufferSpec]:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        times = 2 if (cache / "draftmark_qj4.json").is_file() else 1
+        times = 2 if tuning_file().is_file() else 1
         return [
             replace(one, shape=(times * one.shape[0], *one.shape[1:])) if one.name in SPLIT_BUFFERS else one
             for one in super().buffers(geometry)
         ]
+
+    def open_backend(self, geometry: Geometry, arena: Any) -> Any:
+        tuning_file().parent.mkdir(parents=True, exist_ok=True)
+        tuning_file().write_text("{}")
+        return super().open_backend(geometry, arena)
