@@ -1,4 +1,4 @@
-"""Patches of Triton's interpreter: no unused overflow checks, and fast conversions of bf16 and 8-bit floats.
+"""Patches of Triton's interpreter: no overflow checks, fast conversions of bf16 and 8-bit floats, bounds of loops.
 
 Results are bitwise equal, except that bf16 subnormals become correct. The patched names are private to Triton. A patch
 is skipped if its name no longer exists.
@@ -21,6 +21,7 @@ def speed_up_interpreter() -> None:
 
     _skip_idle_checks(interpreter)
     _convert_narrow_floats(interpreter, core)
+    _index_by_one_element(interpreter)
 
 
 def _skip_idle_checks(interpreter: Any) -> None:
@@ -31,6 +32,19 @@ def _skip_idle_checks(interpreter: Any) -> None:
         return
     if getattr(options, "sanitize_overflow", False) and not getattr(options, "debug", True):
         builder.options = replace(options, sanitize_overflow=False)
+
+
+def _index_by_one_element(interpreter: Any) -> None:
+    """Let a loop end at a scalar of the kernel: Triton 3.6 holds it in a vector, which NumPy 2.4 rejects."""
+    patch = getattr(interpreter, "_patch_lang_tensor", None)
+    if patch is None:
+        return
+
+    def patched(tensor: Any, scope: Any, *rest: Any) -> None:
+        patch(tensor, scope, *rest)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patched
 
 
 def _convert_narrow_floats(interpreter: Any, core: Any) -> None:
