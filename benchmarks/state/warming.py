@@ -14,8 +14,8 @@ from .peers import peers
 REQUESTS = 16
 """Requests of the small cases: a multiple of 16 like those of the measured cases, so that Triton compiles the same."""
 PROMPTS = ("extend-1x512", "extend-8x512")
-OURS, MOST_TUNED, PARTS = "draftmark", "fla", 3
-"""Our backend; the backend with the most configurations to tune, and processes among which they are divided."""
+OURS, PARTS = "draftmark", 3
+"""Our backend, and processes among which the configurations of another library are divided."""
 TUNING_MS = 20
 """Milliseconds for which an autotuner times one configuration, instead of 100."""
 
@@ -37,7 +37,7 @@ def warm(wanted: list[Case], requests: int, names: list[str] | None) -> None:
         if any(one.mode == "extend" for one in own):
             for backend in backends:
                 prompts = [*chosen, "--backend", backend, "--case", *PROMPTS]
-                parts = PARTS if backend == MOST_TUNED else 1
+                parts = 1 if backend == OURS else PARTS
                 running += [[*prompts, "--tuning-part", f"{part}/{parts}"] for part in range(parts)]
         others = [one.name for one in own if one.mode != "extend"]
         if others:
