@@ -1,16 +1,18 @@
-"""Each kernel package has one compiled and one interpreted copy, also with concurrent imports."""
+"""Each kernel package has one compiled and one interpreted copy, also with concurrent imports, and both run."""
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Barrier, BrokenBarrierError
 
 import pytest
 
-from draftmark_cuda_triton import kernel_variants
+from draftmark_cuda_triton import kernel_variants, kernels
 
 PACKAGE = """
 from contextlib import suppress
@@ -71,3 +73,25 @@ def test_triton_interprets_where_the_faster_package_is_absent():
     """Without `draftmark_triton_interpreter`, Triton's own interpreter runs the kernels, with equal results."""
     found = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
+
+
+def loop_bounds(source: str) -> list[ast.expr]:
+    """Return the arguments of each `range` of a loop."""
+    loops = [node.iter for node in ast.walk(ast.parse(source)) if isinstance(node, ast.For)]
+    calls = [call for call in loops if isinstance(call, ast.Call) and ast.unparse(call.func) in ("range", "tl.range")]
+    return [argument for call in calls for argument in call.args]
+
+
+def is_plain(argument: ast.expr) -> bool:
+    """Check whether the interpreter of Triton 3.6 evaluates an argument to an int with every NumPy."""
+    if isinstance(argument, ast.IfExp):
+        return is_plain(argument.body) and is_plain(argument.orelse)
+    if isinstance(argument, ast.Call):
+        return ast.unparse(argument.func) == "bound"
+    return isinstance(argument, ast.Constant) or (isinstance(argument, ast.Name) and argument.id.isupper())
+
+
+@pytest.mark.parametrize("path", sorted(Path(kernels.__path__[0]).glob("*.py")), ids=lambda path: path.stem)
+def test_loop_bounds_are_ints_in_the_interpreter(path: Path) -> None:
+    # Triton 3.6 makes a one-element vector of each assigned number. NumPy 2.4 does not convert it to an int.
+    assert [ast.unparse(one) for one in loop_bounds(path.read_text()) if not is_plain(one)] == []

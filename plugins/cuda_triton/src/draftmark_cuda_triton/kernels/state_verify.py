@@ -107,10 +107,7 @@ def recur_verify(
         GATES: tl.constexpr = KEY_DIM if KEY_GATE else 1
         at_total = totals + (request * nodes * heads + head) * GATES
         at_matrix = matrices + (request * heads + head) * pairs * 2 * width * width
-        num_blocks = 1
-        if not ONE_BLOCK:
-            num_blocks = bound((count + ROWS - 1) // ROWS)
-        for block in range(0, num_blocks):
+        for block in range(0, 1 if ONE_BLOCK else bound((count + ROWS - 1) // ROWS)):
             row = tl.arange(0, ROWS) + block * ROWS
             line, across, live = row.to(tl.int64)[:, None], row.to(tl.int64)[None, :], row < count
             k_live, v_live = live[:, None] & k_inside[None, :], live[None, :] & v_inside[:, None]

@@ -11,7 +11,7 @@ TB/s.
 import triton
 import triton.language as tl
 
-from .inline import inline
+from .inline import bound, inline
 from .reduce import total
 
 
@@ -76,7 +76,7 @@ def upcast_pages(
     begin, stop = upcast_range(prefix_lens, q_indptr, request, request >= 0, window_left, WINDOW, ALIGN_KEYS)
     page = first // UPCAST_PAGE_SIZE - begin // UPCAST_PAGE_SIZE
     if (first < stop) & (page >= 0):
-        for other in range(0, request, BLOCK_REQS):
+        for other in range(0, bound(request), BLOCK_REQS):
             others = other + tl.arange(0, BLOCK_REQS)
             begins, stops = upcast_range(
                 prefix_lens, q_indptr, others, others < request, window_left, WINDOW, ALIGN_KEYS
