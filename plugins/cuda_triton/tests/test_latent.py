@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 import torch
@@ -102,16 +101,6 @@ def test_rows_of_models(value, rest, dtype):
             16, 1, value + rest, 64, dtype, dtype, softmax_scale=192**-0.5, value_dim=value, latent=True
         )
         assert_right(draw(shape, mode, value + rest, helpers.DEVICE, Sizes(3, 300, 4)), helpers.DEVICE)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_large_extend_batches(seed):
-    """EXTEND batches with enough row tiles are served like ragged verifies, for requests of different lengths."""
-    shape = latent(64, 128, 32, 16, "bfloat16")
-    problem = draw(shape, Mode.EXTEND, seed, helpers.DEVICE, Sizes(3, 200, 40))
-    problem.geometry = replace(problem.geometry, device=replace(problem.geometry.device, num_sms=1))
-    assert sizing.extends_by_row_tiles(problem.geometry, max(problem.batch.q_lens))
-    assert_right(problem, helpers.DEVICE)
 
 
 @pytest.mark.parametrize("mode", [Mode.DECODE, Mode.VERIFY, Mode.EXTEND], ids=lambda m: m.value)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from draftmark import AttentionShape, DeviceProfile, DraftShape, Geometry, Limits, Mode
-from draftmark_cuda_triton import kernel_list, sizing
+from draftmark_cuda_triton import kernel_list
 from draftmark_cuda_triton.heuristics import latent as hopper
 from draftmark_cuda_triton.heuristics import select
 from draftmark_cuda_triton.launch import attention
@@ -38,17 +38,6 @@ def test_hopper_kernel_serves_rows_of_models(value, rest, stages, page):
     for heads, rows in ((1, 1), (20, 3), (128, 64)):
         config = select.select_config(latent(heads, value, rest, page, "bfloat16"), H200, rows)
         assert (config.num_consumer_wgs, config.block_m, config.num_stages) == (3, 64, stages)
-
-
-@pytest.mark.parametrize(
-    ("rows", "heads", "served"), [(64, 128, True), (32, 128, False), (512, 16, True), (256, 16, False)]
-)
-def test_large_extend_batches_take_the_hopper_kernel(rows, heads, served):
-    """EXTEND takes the Hopper kernel if the row tiles of the longest request fill the SMs."""
-    geometry = Geometry.create(latent(heads), Limits(4, 4096, max_extend_tokens=1024), None, H200, (Mode.EXTEND,))
-    assert sizing.extends_by_row_tiles(geometry, rows) is served
-    invariant = replace(geometry, limits=replace(geometry.limits, batch_invariant=True))
-    assert not sizing.extends_by_row_tiles(invariant, rows)
 
 
 @pytest.mark.parametrize(
@@ -104,15 +93,14 @@ def test_hopper_kernel_compiles_without_serialized_products(monkeypatch, tmp_pat
         assert binary.metadata.shared <= SMEM_BYTES
         loops = [body for body in loops_of(binary.asm["cubin"], tmp_path) if any("HGMMA" in line for line in body)]
         assert len(loops) >= 3
-        # One wait follows the products of the scores, and one each chunk of the values. With too few registers there
-        # is one after each product.
+        # A wait for products follows each chain of products. With too few registers it follows each product.
         waits = sum("DEPBAR.LE gsb0" in line for body in loops for line in body)
-        assert waits <= 2 * len(loops) - 1
+        assert waits <= len(loops)
         spills = sum("LDL" in line or "STL" in line for body in loops for line in body)
         assert spills <= MAX_SPILLS
 
 
 @pytest.mark.device
 def test_random_batches_equal_float64_on_a_gpu():
-    """Random batches of every shape: outputs and log-sum-exps of every mode, poisoned outputs, equal bits twice."""
+    """Random batches of 42 shapes: outputs and log-sum-exps of every mode, poisoned outputs, equal bits twice."""
     assert latent_fuzz.fuzz(60, 30.0, seed=7) == 0

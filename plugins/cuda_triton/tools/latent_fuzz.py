@@ -20,7 +20,6 @@ from itertools import product
 import torch
 
 from draftmark import AttentionShape, Form, Mode, load
-from draftmark_cuda_triton import sizing
 from draftmark_cuda_triton.compiled.prepare import store_kernels
 from draftmark_cuda_triton.heuristics import latent
 from draftmark_cuda_triton.kernel_list import EngineUse, kernels_of
@@ -28,19 +27,16 @@ from draftmark_cuda_triton.kernel_spec import KernelSpec
 
 from .latent_batches import Problem, Sizes, draw
 
-MODES = (
-    Mode.DECODE, Mode.VERIFY, Mode.RAGGED_VERIFY, Mode.DRAFT, Mode.DRAFT_BLOCK, Mode.DRAFT_EXTEND, Mode.EXTEND
-)  # fmt: skip
+MODES = (Mode.DECODE, Mode.VERIFY, Mode.RAGGED_VERIFY, Mode.DRAFT, Mode.DRAFT_BLOCK, Mode.DRAFT_EXTEND)
 NUM_SMS = (1, 2, 5, 16, 132)
 """Numbers of SMs that geometries declare: few give long splits of many requests, many give short splits."""
-NUM_SHAPES = 42
-PORTABLE = ("attend_decode_verify", "attend_prefill", "write_metadata_prefill")
-"""Kernels for tensors that TMA cannot load and for small EXTEND batches, which no batch here has."""
+PORTABLE = "attend_decode_verify"
+"""Kernel for tensors that TMA cannot load, which no batch here has."""
 MAX_ERROR, MAX_ROW_ERROR, MAX_LSE_ERROR = 4e-3, 2e-2, 2e-2
 """Largest relative errors of out by norm, of all rows and of one row, and largest error of a log-sum-exp."""
 
 
-def shapes(count: int = NUM_SHAPES) -> list[AttentionShape]:
+def shapes(count: int = 42) -> list[AttentionShape]:
     """Return the shapes: windows, caps, sinks, float16 and each page size, then every pair of heads and parts."""
     found = [_shape(h, 512, 64, page) for h, page in zip((128, 20, 16, 12, 96), (8, 48, 128, 32, 24), strict=True)]
     found += [_shape(20, 128, 32, 16), _shape(40, 256, 32, 48), _shape(128, 512, 64, 64, "float16")]
@@ -58,8 +54,8 @@ def _shape(heads: int, value: int, rest: int, page: int, dtype: str = "bfloat16"
     )
 
 
-def problems(seed: int, device: str, count: int = NUM_SHAPES) -> Iterator[tuple[int, Problem]]:
-    """Yield seeds and random batches of the first `count` shapes without end, one shape after another."""
+def problems(seed: int, device: str, count: int = 42) -> Iterator[Problem]:
+    """Yield random batches of the first `count` shapes without end, one shape after another."""
     every = shapes(count)
     while True:
         chance = random.Random(seed)
@@ -74,19 +70,17 @@ def problems(seed: int, device: str, count: int = NUM_SHAPES) -> Iterator[tuple[
         found = draw(shape, chance.choice(MODES), seed, device, sizes, forms, **limits)
         profile = replace(found.geometry.device, num_sms=chance.choice(NUM_SMS))
         found.geometry = replace(found.geometry, device=profile)
-        longest = max(found.batch.q_lens)
-        if found.batch.mode is not Mode.EXTEND or sizing.extends_by_row_tiles(found.geometry, longest):
-            yield seed, found
+        yield found
         seed += 1
 
 
-def kernels(count: int = NUM_SHAPES) -> list[KernelSpec]:
+def kernels(count: int = 42) -> list[KernelSpec]:
     """Return the kernels of the first `count` shapes, with log-sum-exps, for causal, tree and block tails."""
     found: dict[KernelSpec, None] = {}
     for shape, mode, trees in product(shapes(count), MODES, (False, True)):
         problem = draw(shape, mode, 1, "cpu", Sizes(2, 40, 2), (Form.ENGINE_STORES,))
         own = kernels_of(problem.geometry, 90, EngineUse(lse=True, tree_tails=trees), trees=False)
-        found |= dict.fromkeys(one for one in own if _stores_lse(one) and one.kernel.__name__ not in PORTABLE)
+        found |= dict.fromkeys(one for one in own if _stores_lse(one) and one.kernel.__name__ != PORTABLE)
     return list(found)
 
 
@@ -136,16 +130,16 @@ def describe(problem: Problem) -> str:
     )
 
 
-def fuzz(batches: int, seconds: float, seed: int, device: str = "cuda", shape_count: int = NUM_SHAPES) -> int:
+def fuzz(batches: int, seconds: float, seed: int, device: str = "cuda", shape_count: int = 42) -> int:
     """Compare batches with float64 and return the number of wrong ones."""
     begin, wrong, count, kinds = time.monotonic(), 0, 0, set()
-    for count, (number, problem) in enumerate(problems(seed, device, shape_count), 1):
+    for count, problem in enumerate(problems(seed, device, shape_count), 1):
         error = error_of(problem, device)
         a = problem.geometry.attention
         kinds.add((a.num_qo_heads, a.value_width, a.head_dim, a.page_size, problem.batch.mode))
         if error:
             wrong += 1
-            print(f"WRONG seed {number}: {error}: {describe(problem)}", flush=True)
+            print(f"WRONG seed {seed + count - 1}: {error}: {describe(problem)}", flush=True)
         if count == batches or time.monotonic() - begin > seconds or wrong > 20:
             break
     print(f"{count} batches of {len(shapes(shape_count))} shapes and {len(kinds)} kinds, {wrong} wrong", flush=True)
@@ -158,7 +152,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--shapes", type=int, default=NUM_SHAPES)
+    parser.add_argument("--shapes", type=int, default=42)
     given = parser.parse_args()
     os.environ["DRAFTMARK_PREPARE"] = "0"  # kernels of all batches are compiled at once
     begin = time.monotonic()

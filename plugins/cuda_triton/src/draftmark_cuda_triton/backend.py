@@ -17,7 +17,6 @@ from .launch.cuda_driver import driver
 from .launch.layouts import IdentityCache, kv_facts
 from .prefill import Prefill
 from .prefill_fp8 import PrefillFp8
-from .sizing import extends_by_row_tiles
 from .switches import logger, uses_own_launch
 
 EXTEND = Mode.EXTEND
@@ -45,11 +44,8 @@ class TritonBackend:
         if EXTEND in geometry.modes:
             prefill = PrefillFp8 if sizing.upcasts(geometry) else Prefill
             self._prefill = prefill(geometry, self._slots, arena[sizing.ROW_TILES], buffers)
-        if sizing.uses_decode_verify(geometry):
+        if sizing.decode_verify_modes(geometry):
             self._decode_verify = DecodeVerify(geometry, self._slots, buffers)
-        self._extend_of = IdentityCache[ForwardBatch, Prefill | PrefillFp8 | DecodeVerify](
-            lambda batch: self._decode_verify if extends_by_row_tiles(geometry, max(batch.q_lens)) else self._prefill
-        )
 
     def plan(self, batch: ForwardBatch) -> None:
         """Do nothing: the schedule is computed on the device by `write_metadata`."""
@@ -80,7 +76,7 @@ class TritonBackend:
         """Return the implementation that serves the batch's mode, or every mode of a layer with chosen keys."""
         if self._chosen is not None:
             return self._chosen
-        return self._extend_of(batch) if batch.mode is EXTEND else self._decode_verify
+        return self._prefill if batch.mode is EXTEND else self._decode_verify
 
 
 def _summary(geometry: Geometry, on_gpu: bool) -> tuple[str, AttentionShape]:

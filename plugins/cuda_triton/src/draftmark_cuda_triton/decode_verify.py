@@ -54,8 +54,6 @@ BatchFacts = tuple[tuple[DecodePlan, bool, int, int | None], torch.Tensor | None
 class DecodeVerify:
     """Run attention of every mode except EXTEND for one geometry, with uniform or ragged row counts.
 
-    EXTEND batches of latent rows can use it too, without splits (`sizing.extends_by_row_tiles`).
-
     It serves every geometry without an entry in `support.reasons_against`. CPU tensors use Triton's interpreter.
 
     Args:
@@ -139,25 +137,20 @@ class DecodeVerify:
 
     def _plan_of(self, batch: ForwardBatch) -> DecodePlan:
         """Return the plan of the batch, computed once per batch size because every layer needs it."""
-        extend = batch.mode is Mode.EXTEND
-        ragged = extend or batch.mode is Mode.RAGGED_VERIFY
+        ragged = batch.mode is Mode.RAGGED_VERIFY
         # A CUDA graph freezes the plan, so a ragged batch is planned for the largest q_len of any replay.
-        q_len = self._geometry.extent(batch.mode).q_len if ragged and not extend else max(batch.q_lens)
+        q_len = self._geometry.extent(batch.mode).q_len if ragged else batch.q_lens[0]
         whole = self._geometry.limits.batch_invariant
         size = (batch.padded_reqs, q_len, q_len if ragged else batch.tail_lens[0], batch.num_rows, ragged, whole)
-        plan = self._plans.get((extend, *size))
+        plan = self._plans.get(size)
         if plan is None:
             drop_oldest(self._plans, MAX_LAYOUTS)
             extent = BatchExtent(*size)
-            plan = self._plans[extend, *size] = DecodePlan(extent, *self.choose_splits(extent, extend))
+            plan = self._plans[size] = DecodePlan(extent, *self.choose_splits(extent))
         return plan
 
-    def choose_splits(self, extent: BatchExtent, unsplit: bool = False) -> tuple[common.KernelConfig, int]:
-        """Return the kernel configuration and the number of KV splits of a batch of this size.
-
-        Args:
-            unsplit: the batch has one split, because its row tiles fill the device.
-        """
+    def choose_splits(self, extent: BatchExtent) -> tuple[common.KernelConfig, int]:
+        """Return the kernel configuration and the number of KV splits of a batch of this size."""
         a, device = self._geometry.attention, self._geometry.device
         if extent.whole_requests:
             # A split for each request, and a tile shape for the largest batch: neither depends on this batch.
@@ -166,11 +159,7 @@ class DecodeVerify:
                 config, _ = interpreted.interpreted_config(a, config, extent.q_len, 1, self._geometry.max_kv_len)
             return config, extent.num_reqs
         config = select.select_config(a, device, extent.q_len, num_reqs=extent.num_reqs)
-        splits = 1
-        if not unsplit:
-            splits = split_kv.choose_num_splits(
-                a, device, config, extent.q_len, extent.num_reqs, self._geometry.max_kv_len
-            )
+        splits = split_kv.choose_num_splits(a, device, config, extent.q_len, extent.num_reqs, self._geometry.max_kv_len)
         if not self._slots.is_cuda:
             return interpreted.interpreted_config(a, config, extent.q_len, splits, self._geometry.max_kv_len)
         return config, split_kv.even_splits(splits, extent.num_reqs)

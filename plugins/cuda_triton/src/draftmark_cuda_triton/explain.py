@@ -69,13 +69,6 @@ def _decode_verify(geometry: Geometry, batch: BatchSize) -> Iterator[KernelChoic
 
 def _prefill(geometry: Geometry, batch: BatchSize) -> Iterator[KernelChoice]:
     a, device = geometry.attention, geometry.device
-    if sizing.extends_by_row_tiles(geometry, batch.q_len):
-        hopper = select.select_config(a, device, batch.q_len)
-        yield _family(a, device, hopper)
-        yield _tile(a, hopper, batch, [hopper])
-        yield _loads(a, device, hopper)
-        yield KernelChoice("splits of the keys", "1", "the row tiles of the longest request fill the device")
-        return
     rows = (batch.q_len,) * batch.num_reqs
     lens = None if batch.prefix_len < 0 else (batch.prefix_len,) * batch.num_reqs
     if upcast.upcasts(a, device):

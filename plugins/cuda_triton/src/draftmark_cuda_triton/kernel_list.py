@@ -140,7 +140,7 @@ def launch_all(geometry: Geometry, use: EngineUse, trees: bool) -> None:
         _launch_chosen(geometry, slots, kv, use.lse)
     elif Mode.EXTEND in geometry.modes:
         _launch_prefills(geometry, slots, kv, use.lse)
-    if sizing.uses_decode_verify(geometry) and not a.chosen_width:
+    if sizing.decode_verify_modes(geometry) and not a.chosen_width:
         tree_tails = geometry.draft.topk > 1 if use.tree_tails is None else use.tree_tails
         _launch_decodes(geometry, slots, kv, tree_tails, use.lse)
     if trees:
@@ -180,19 +180,17 @@ def _lses(geometry: Geometry, rows: int, lse: bool) -> list[torch.Tensor | None]
 def _launch_decodes(geometry: Geometry, slots: torch.Tensor, kv: _Operands, tree_tails: bool, lse: bool) -> None:
     """Call the launch code of metadata and attention for every mode except EXTEND."""
     a, device, modes = geometry.attention, geometry.device, sizing.decode_verify_modes(geometry)
-    own = stand_in_buffers(sizing.split_buffers(geometry, modes, Mode.EXTEND in geometry.modes))
+    own = stand_in_buffers(sizing.decode_verify_buffers(geometry, modes))
     shape, attention = AttentionParams.from_geometry(geometry, True), DecodeVerify(geometry, slots, own)
     partials = PartialResults(*(own[name] for name in sizing.SPLIT_BUFFERS))
     adjacent, uniform = has_adjacent_heads(kv.k, kv.v), has_uniform_row_stride(kv.k, kv.v)
     launched = set()
     kinds = [(mode, kind) for mode in modes for kind in _tail_kinds(geometry, mode, tree_tails)]
-    if Mode.EXTEND in geometry.modes and sizing.extends_by_row_tiles(geometry, geometry.extent(Mode.EXTEND).q_len):
-        kinds.append((Mode.EXTEND, CAUSAL))
     for (mode, tail), num_reqs in product(kinds, range(1, int(geometry.max_reqs) + 1)):
-        q_len, extend = int(geometry.extent(mode).q_len), mode is Mode.EXTEND
-        ragged, whole = extend or mode is Mode.RAGGED_VERIFY, geometry.limits.batch_invariant
+        q_len = int(geometry.extent(mode).q_len)
+        ragged, whole = mode is Mode.RAGGED_VERIFY, geometry.limits.batch_invariant
         extent = BatchExtent(num_reqs, q_len, q_len, num_reqs * q_len, ragged, whole)
-        config, num_splits = attention.choose_splits(extent, extend)
+        config, num_splits = attention.choose_splits(extent)
         size = config, num_splits > 1, num_splits // num_reqs, q_len, ragged, tail
         if size in launched:
             continue

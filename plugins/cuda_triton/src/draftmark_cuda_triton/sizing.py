@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from draftmark import DTYPE_BYTES, AttentionShape, BufferSpec, Geometry, Mode, ceil_div, maximum
 
-from .heuristics import chosen, common, latent, select, sm90, split_kv, upcast
+from .heuristics import chosen, common, select, sm90, split_kv, upcast
 
 if TYPE_CHECKING:
     from draftmark.runtime import ForwardBatch
@@ -209,27 +209,9 @@ def prefill_config(geometry: Geometry) -> common.KernelConfig:
     return select.select_config(geometry.attention, geometry.device, geometry.extent(Mode.EXTEND).q_len, prefill=True)
 
 
-def extends_by_row_tiles(geometry: Geometry, max_q_len: int) -> bool:
-    """Return True if `DecodeVerify` serves an EXTEND batch of latent rows with this longest request.
-
-    The choice depends on the batch, so batch invariance excludes it.
-    """
-    return not geometry.limits.batch_invariant and latent.extends_by_row_tiles(
-        geometry.attention, geometry.device, max_q_len
-    )
-
-
-def uses_decode_verify(geometry: Geometry) -> bool:
-    """Return True if some batch of the geometry is served by `decode_verify.DecodeVerify`."""
-    extends = Mode.EXTEND in geometry.modes and extends_by_row_tiles(geometry, geometry.extent(Mode.EXTEND).q_len)
-    return extends or bool(decode_verify_modes(geometry))
-
-
 def prefill_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
     """Return the bytes of row tiles, schedule and partial results that an EXTEND batch uses."""
     a, rows = geometry.attention, batch.q_lens
-    if extends_by_row_tiles(geometry, max(rows)):
-        return {WORK: 2 * 4 * 4}
     used = {ROW_TILES: (common.SCHEDULE_HEADER_ROWS + max_row_tiles(geometry, sum(rows), len(rows))) * 2 * 4}
     if geometry.limits.batch_invariant:
         return used

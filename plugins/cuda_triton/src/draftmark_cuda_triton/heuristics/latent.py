@@ -69,16 +69,6 @@ def sm90_config(shape: AttentionShape) -> KernelConfig:
     return KernelConfig(SM90_BLOCK_M, SM90_BLOCK_N, 4, stages, 1, Kernel.SM90_LATENT, SM90_PARTITIONS)
 
 
-def extends_by_row_tiles(shape: AttentionShape, device: DeviceProfile, max_q_len: int) -> bool:
-    """Return True if `kernels_sm90.latent` serves an EXTEND batch with this longest request.
-
-    Its CTAs each take one row tile of every request, without splits. So the row tiles of the longest request must fill
-    nine tenths of the SMs.
-    """
-    tiles = max_q_len * shape.group_size // SM90_BLOCK_M
-    return shape.latent and 10 * tiles >= 9 * device.num_sms and not reasons_against_sm90(shape, device)
-
-
 def portable_config(shape: AttentionShape, device: DeviceProfile, config: KernelConfig) -> KernelConfig:
     """Return the portable kernel's configuration with the tile shape of `config`, for tensors that TMA cannot load."""
     row, stages = row_bytes(shape), 3

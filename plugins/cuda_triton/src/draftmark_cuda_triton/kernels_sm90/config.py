@@ -172,6 +172,12 @@ def row_copy_layout(width, warps):
     return gl.BlockedLayout([1, 8], [256 // width, width // 8], [warps, 1], [1, 0])
 
 
+@gluon.constexpr_function
+def weights_layout(CFG, part):
+    """Return the register layout of the softmax probabilities as the wgmma operand of a column part."""
+    return gl.DotOperandLayout(0, acc_layout(part_width(CFG, part), CFG.ROUNDS), weights_in_word(CFG))
+
+
 LOAD_K, LOAD_V, UPCAST, GATHER = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2), gl.constexpr(3)
 """Tasks of a producer partition: load K by TMA, load V by TMA, upcast e4m3 tiles to q's dtype, gather by cp.async.
 

@@ -30,6 +30,7 @@ class LatentConstants:
     OVERHEAD_TILES: int
     STRIDE_ALIGN: int
     BLOCK_M: int = 64
+    ROUNDS: bool = False
 
 
 @gluon.constexpr_function
@@ -68,5 +69,5 @@ def chunk_layout(CFG):
 
 @gluon.constexpr_function
 def part_bytes(CFG, rest):
-    """Return the bytes of a tile's rest, or of one chunk of its values, in 16-bit elements."""
-    return CFG.BLOCK_N * (CFG.REST_DIM if rest else chunk_width(CFG)) * 2
+    """Return the bytes of a tile's rest, or of one half of its values, in 16-bit elements."""
+    return CFG.BLOCK_N * (CFG.REST_DIM if rest else CFG.VALUE_DIM // 2) * 2

@@ -17,8 +17,8 @@ class LatentPart(NamedTuple):
 
     Attributes:
         tiles: shared memory ``[STAGES, BLOCK_N, width]`` of each chunk.
-        full: one mbarrier for each chunk and stage (`barrier_of`); it completes when the chunk is loaded.
-        empty: one mbarrier for each chunk and stage; it completes when the last product that reads the chunk has ended.
+        full: one mbarrier a stage; it completes when the stage's part is loaded.
+        empty: one mbarrier a stage; it completes when the last product that reads the part has ended.
     """
 
     tiles: tuple[gl.shared_memory_descriptor, ...]
@@ -52,12 +52,6 @@ class Exchange(NamedTuple):
 
 
 @gluon.jit
-def barrier_of(barriers, chunk: gl.constexpr, stage, CFG: gl.constexpr):
-    """Return the mbarrier of a chunk and stage of a `LatentPart`."""
-    return barriers.index(chunk * CFG.STAGES + stage)
-
-
-@gluon.jit
 def allocate(dtype: gl.constexpr, COUNT: gl.constexpr, ROWS: gl.constexpr, WIDTH: gl.constexpr):
     """Allocate shared memory ``[COUNT, ROWS, WIDTH]`` in the swizzle that wgmma reads."""
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, WIDTH], dtype)
@@ -80,8 +74,8 @@ def make_part(dtype: gl.constexpr, CHUNKS: gl.constexpr, WIDTH: gl.constexpr, CF
     for _ in gl.static_range(CHUNKS):
         tiles = tiles + (allocate(dtype, CFG.STAGES, CFG.BLOCK_N, WIDTH),)  # type: ignore[assignment]  # noqa: RUF005
     return LatentPart(
-        tiles=tiles, full=allocate_barriers(CHUNKS * CFG.STAGES, 1), empty=allocate_barriers(CHUNKS * CFG.STAGES, 128)
-    )
+        tiles=tiles, full=allocate_barriers(CFG.STAGES, 1), empty=allocate_barriers(CFG.STAGES, 128)
+    )  # fmt: skip
 
 
 @gluon.jit

@@ -10,7 +10,6 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from .gluon_compat import reinterpret, tma_load
 from .latent_config import chunk_width, half_width, num_chunks, part_bytes
-from .latent_pipeline import barrier_of
 from .pipeline import advance
 
 
@@ -70,13 +69,12 @@ def load_latent_tiles(
             mbarrier.wait(rest.empty.index(stage), phase ^ 1)
             mbarrier.expect(rest.full.index(stage), part_bytes(CFG, True))
             load_part(rests, rest.tiles[0].index(stage), rest.full.index(stage), places, 0, CFG.REST_DIM, CFG)
+        mbarrier.wait(half.empty.index(stage), phase ^ 1)
+        mbarrier.expect(half.full.index(stage), part_bytes(CFG, False))
         for chunk in gl.static_range(num_chunks(CFG)):
-            full = barrier_of(half.full, chunk, stage, CFG)
-            mbarrier.wait(barrier_of(half.empty, chunk, stage, CFG), phase ^ 1)
-            mbarrier.expect(full, part_bytes(CFG, False))
             load_part(
-                values, half.tiles[chunk].index(stage), full, places, HALF * half_width(CFG) + chunk * chunk_width(CFG),
-                chunk_width(CFG), CFG,
+                values, half.tiles[chunk].index(stage), half.full.index(stage), places,
+                HALF * half_width(CFG) + chunk * chunk_width(CFG), chunk_width(CFG), CFG,
             )  # fmt: skip
         stage, phase = advance(stage, phase, CFG.STAGES)
     return stage, phase

@@ -14,7 +14,7 @@ from .config import scores_layout
 from .decode_verify import first_rows_of_tile, row_tile_start
 from .gluon_compat import thread_barrier
 from .latent_config import num_chunks
-from .latent_pipeline import barrier_of, copy_queries
+from .latent_pipeline import copy_queries
 from .mask import CAUSAL, TREE, RowMask, apply_mask
 from .pack_gqa import reciprocal, split_packed_row
 from .pipeline import advance
@@ -30,9 +30,9 @@ def latent_scores(queries, pipeline, stage, phase, CFG: gl.constexpr):
         mbarrier.wait(pipeline.rest.full.index(stage), phase)
         rest = pipeline.rest.tiles[0].index(stage)
         s = warpgroup_mma(queries[2 * num_chunks(CFG)], rest.permute((1, 0)), s, use_acc=False, is_async=True)
-    for chunk in gl.static_range(num_chunks(CFG)):
-        for half in gl.static_range(2):
-            mbarrier.wait(barrier_of(pipeline.halves[half].full, chunk, stage, CFG), phase)
+    for half in gl.static_range(2):
+        mbarrier.wait(pipeline.halves[half].full.index(stage), phase)
+        for chunk in gl.static_range(num_chunks(CFG)):
             keys = pipeline.halves[half].tiles[chunk].index(stage)
             s = warpgroup_mma(
                 queries[half * num_chunks(CFG) + chunk], keys.permute((1, 0)), s,

@@ -6,7 +6,6 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrie
 
 from .decode_verify import first_rows_of_tile, row_tile_start
 from .latent_config import chunk_layout, chunk_width, half_width, num_chunks
-from .latent_pipeline import barrier_of
 from .pack_gqa import reciprocal, split_packed_row
 from .pipeline import advance
 from .softmax import rescale_if_moved
@@ -43,7 +42,7 @@ def store_half(acc, target, rows, row_live, column: gl.constexpr, ALIGN: gl.cons
 
 @gluon.jit
 def multiply_values(acc, factors, exchange, half, stage, CFG: gl.constexpr):
-    """Return the accumulators of a half times each row's factor, plus p · value of a stage; release its chunks."""
+    """Return the accumulators of a half times each row's factor, plus p · value of a stage."""
     moved = any_moved(factors)
     scaled = ()
     for chunk in gl.static_range(num_chunks(CFG)):
@@ -54,13 +53,10 @@ def multiply_values(acc, factors, exchange, half, stage, CFG: gl.constexpr):
     for chunk in gl.static_range(num_chunks(CFG)):
         product = warpgroup_mma(exchange.weights, half.tiles[chunk].index(stage), scaled[chunk], is_async=True)
         new_acc = new_acc + (product,)  # type: ignore[assignment]  # noqa: RUF005
-    if num_chunks(CFG) == 1:
+    if num_chunks(CFG) == 1:  # noqa: SIM108  Gluon has no conditional expression of tuples
         new_acc = (warpgroup_mma_wait(0, deps=new_acc),)  # type: ignore[assignment]
     else:
-        new_acc = warpgroup_mma_wait(1, deps=new_acc)
-        async_copy.mbarrier_arrive(barrier_of(half.empty, 0, stage, CFG), increment_count=False)
         new_acc = warpgroup_mma_wait(0, deps=new_acc)
-    async_copy.mbarrier_arrive(barrier_of(half.empty, num_chunks(CFG) - 1, stage, CFG), increment_count=False)
     return new_acc
 
 
@@ -74,9 +70,10 @@ def accumulate_values(half, exchange, stage, phase, message, first, stop, CFG: g
     for _ in range(first, stop):
         mbarrier.wait(exchange.full, message)
         factors = exchange.factors.load(rows)
-        # The stage is full, because the softmax warp group has read it.
+        mbarrier.wait(half.full.index(stage), phase)
         acc = multiply_values(acc, factors, exchange, half, stage, CFG)
         async_copy.mbarrier_arrive(exchange.empty, increment_count=False)
+        async_copy.mbarrier_arrive(half.empty.index(stage), increment_count=False)
         message ^= 1
         stage, phase = advance(stage, phase, CFG.STAGES)
     mbarrier.wait(exchange.full, message)

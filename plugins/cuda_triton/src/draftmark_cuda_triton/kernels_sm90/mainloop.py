@@ -27,6 +27,7 @@ from .config import (
     scores_layout,
     uses_pingpong,
     weights_in_word,
+    weights_layout,
 )
 from .mask import apply_mask
 from .mma_e4m3 import interleave_columns, round_weights, rounded_operand
@@ -114,14 +115,11 @@ def issue_pv(acc, weights, pipeline, stage, phase, CFG: gl.constexpr):
     wait_full(pipeline.v.full.index(stage), phase, CFG.GATHER_KV)
     values, new_acc = stage_of(pipeline.v.tiles, stage), ()
     for part in gl.static_range(num_column_parts(CFG)):
-        operand: gl.constexpr = gl.DotOperandLayout(
-            0, acc_layout(part_width(CFG, part), CFG.ROUNDS), weights_in_word(CFG)
-        )
         value = values[part]
         if CFG.ROUNDS:
-            own, value = rounded_operand(weights, operand), value.permute((1, 0))
+            own, value = rounded_operand(weights, weights_layout(CFG, part)), value.permute((1, 0))
         else:
-            own = gl.convert_layout(weights, operand)
+            own = gl.convert_layout(weights, weights_layout(CFG, part))
         new_acc = new_acc + (warpgroup_mma(own, value, acc[part], is_async=True),)  # type: ignore[assignment]  # noqa: RUF005
     return new_acc
 
@@ -203,8 +201,8 @@ def zero_acc(CFG: gl.constexpr):
     """Return accumulators of zeros, one for each column part."""
     acc = ()
     for part in gl.static_range(num_column_parts(CFG)):
-        columns: gl.constexpr = acc_layout(part_width(CFG, part), CFG.ROUNDS)
-        acc = acc + (gl.full([64, part_width(CFG, part)], 0.0, gl.float32, columns),)  # type: ignore[assignment]  # noqa: RUF005
+        zeros = gl.full([64, part_width(CFG, part)], 0.0, gl.float32, acc_layout(part_width(CFG, part), CFG.ROUNDS))
+        acc = acc + (zeros,)  # type: ignore[assignment]  # noqa: RUF005
     return acc
 
 
