@@ -231,6 +231,8 @@ def test_unknown_item_gets_suggestions(contract: Judged, tmp_path: Path) -> None
 ZEROS = """
 from dataclasses import replace
 
+reference = ReferencePlugin()
+
 @hookimpl
 def draftmark_describe():
     return replace(reference.info, name="zeros")
