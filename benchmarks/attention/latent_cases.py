@@ -55,7 +55,7 @@ class Case:
 
     @property
     def head_dim(self) -> int:
-        """Elements of a row."""
+        """Elements of a latent row."""
         return self.value_dim + self.rest_dim
 
     @property

@@ -54,7 +54,7 @@ def compare(given: argparse.Namespace) -> None:
 def _kernels(case: Case) -> list[KernelSpec]:
     """Return the kernels that a case launches: the portable kernel only if it has no other."""
     found = kernels_of(case.geometry(), trees=False)
-    own = [one for one in found if one.kernel.__name__ not in PORTABLE]
+    own = [one for one in found if one.kernel.__name__ != PORTABLE]
     return own if any(one.kernel.__name__.startswith("attend") for one in own) else found
 
 

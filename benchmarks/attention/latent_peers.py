@@ -26,13 +26,7 @@ VLLM_SPLITS = 32
 
 def flashmla(timed: Timed) -> Calls:
     """Return calls of FlashMLA: pages of 64, rows of 512 + 64 elements."""
-    case = timed.case
-    for path in _files(FLASHMLA_LIBRARIES):
-        torch.ops.load_library(path)
-    if (case.page, case.value_dim, case.rest_dim, case.kv_dtype) != (64, 512, 64, "bfloat16"):
-        raise Absent("it serves pages of 64 and rows of 512 + 64 bfloat16 only")
-    q = timed.q.view(case.requests, case.rows, case.heads, case.head_dim)
-    lens, table, causal = _lens(timed), timed.batch.page_table, case.rows > 1
+    q, lens, table, causal = _flashmla_arguments(timed, "bfloat16")
     forward = torch.ops._flashmla_C.dense_decode_fwd
 
     def run(cache: torch.Tensor, schedule: tuple) -> tuple:
@@ -42,7 +36,7 @@ def flashmla(timed: Timed) -> Calls:
 
     def call(number: int) -> Callable[[], torch.Tensor]:
         cache = _rows(timed, number)
-        return lambda: run(cache, schedule)[0].view(-1, case.heads, 512)
+        return lambda: run(cache, schedule)[0].view(-1, timed.case.heads, 512)
 
     return [call(number) for number in range(timed.calls)]
 
@@ -50,12 +44,8 @@ def flashmla(timed: Timed) -> Calls:
 def flashmla_fp8(timed: Timed) -> Calls:
     """Return calls of FlashMLA over e4m3 rows, in vLLM's extension, which rounds q and p to e4m3."""
     case = timed.case
-    for path in _files(FLASHMLA_LIBRARIES):
-        torch.ops.load_library(path)
-    if (case.page, case.value_dim, case.rest_dim, case.kv_dtype) != (64, 512, 64, "float8_e4m3fn"):
-        raise Absent("it serves pages of 64 and rows of 512 + 64 e4m3 only")
-    q = timed.q.view(case.requests, case.rows, case.heads, case.head_dim).to(torch.float8_e4m3fn)
-    lens, table, causal = _lens(timed), timed.batch.page_table, case.rows > 1
+    q, lens, table, causal = _flashmla_arguments(timed, "float8_e4m3fn")
+    q = q.to(torch.float8_e4m3fn)
     one, ops = torch.ones(1, device=q.device), torch.ops._flashmla_extension_C
     schedule = ops.get_mla_decoding_metadata_dense_fp8(lens, case.rows * case.heads, 1)
 
@@ -71,6 +61,24 @@ def flashmla_fp8(timed: Timed) -> Calls:
         return run
 
     return [call(number) for number in range(timed.calls)]
+
+
+def _flashmla_arguments(timed: Timed, kv_dtype: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, bool]:
+    """Load FlashMLA and return what its kernels for rows of `kv_dtype` take.
+
+    Returns:
+        q ``[requests, rows, heads, elements]`` bfloat16, keys of each request, page table, and whether rows are causal.
+
+    Raises:
+        Absent: the libraries are not named, or FlashMLA does not serve the case.
+    """
+    case = timed.case
+    for path in _files(FLASHMLA_LIBRARIES):
+        torch.ops.load_library(path)
+    if (case.page, case.value_dim, case.rest_dim, case.kv_dtype) != (64, 512, 64, kv_dtype):
+        raise Absent(f"it serves pages of 64 and rows of 512 + 64 {kv_dtype} only")
+    q = timed.q.view(case.requests, case.rows, case.heads, case.head_dim)
+    return q, _lens(timed), timed.batch.page_table, case.rows > 1
 
 
 def fa3(timed: Timed, splits: int = 0) -> Calls:
