@@ -76,11 +76,7 @@ def split_decodes_prefills(
     Returns:
         One or two runs; none if no request has a row.
     """
-    lens = [after - before for before, after in pairwise(query_start)]
-    live = len(lens)
-    while live and not lens[live - 1]:
-        live -= 1
-    leading = next((n for n, rows in enumerate(lens[:live]) if rows > verify_rows), live)
+    lens, live, leading = _decodes_first(query_start, verify_rows)
     rows = set(lens[:leading])
     if leading and rows in ({1}, {verify_rows}):
         (each,) = rows
@@ -91,10 +87,7 @@ def split_decodes_prefills(
     else:
         leading = next((n for n, count in enumerate(lens[:live]) if count != 1), live)
         head = BatchRun(Mode.DECODE, 0, 0, leading, (1,) * leading)
-    tail = None
-    if leading < live:
-        tail = BatchRun(Mode.EXTEND, leading, query_start[leading], live - leading, tuple(lens[leading:live]))
-    return tuple([one for one in (head, tail) if one is not None and one.num_reqs])
+    return tuple([run for run in (head, _extend(query_start, lens[leading:live], leading)) if run.num_reqs])
 
 
 @lru_cache(CACHE_SIZE)
@@ -108,19 +101,28 @@ def split_adaptive(query_start: tuple[int, ...], num_rows: int, verify_rows: int
     Args:
         query_start, num_rows, verify_rows: as in `split_decodes_prefills`.
     """
+    lens, live, leading = _decodes_first(query_start, verify_rows)
+    # Without prompts the step may replay a full graph, captured with all its requests and rows.
+    reqs, rows = (len(lens), num_rows) if leading == live else (leading, query_start[leading])
+    head = BatchRun(Mode.RAGGED_VERIFY, 0, 0, leading, (verify_rows,) * reqs, rows)
+    return tuple([run for run in (head, _extend(query_start, lens[leading:live], leading)) if run.num_reqs])
+
+
+def _decodes_first(query_start: tuple[int, ...], verify_rows: int) -> tuple[list[int], int, int]:
+    """Return each request's rows, the number of requests without the padding ones, and the leading decodes' number.
+
+    A request of at most `verify_rows` rows is a decode or a verify. A padding request has no rows and stands last.
+    """
     lens = [after - before for before, after in pairwise(query_start)]
     live = len(lens)
     while live and not lens[live - 1]:
         live -= 1
-    leading = next((n for n, rows in enumerate(lens[:live]) if rows > verify_rows), live)
-    runs = []
-    if leading:
-        # Without prompts the step may replay a full graph, captured with all its requests and rows.
-        reqs, rows = (len(lens), num_rows) if leading == live else (leading, query_start[leading])
-        runs.append(BatchRun(Mode.RAGGED_VERIFY, 0, 0, leading, (verify_rows,) * reqs, rows))
-    if leading < live:
-        runs.append(BatchRun(Mode.EXTEND, leading, query_start[leading], live - leading, tuple(lens[leading:live])))
-    return tuple(runs)
+    return lens, live, next((n for n, rows in enumerate(lens[:live]) if rows > verify_rows), live)
+
+
+def _extend(query_start: tuple[int, ...], lens: list[int], first_req: int) -> BatchRun:
+    """Return the run of all requests from `first_req`, of `lens` rows each; it may be empty."""
+    return BatchRun(Mode.EXTEND, first_req, query_start[first_req], len(lens), tuple(lens))
 
 
 @lru_cache(CACHE_SIZE)
