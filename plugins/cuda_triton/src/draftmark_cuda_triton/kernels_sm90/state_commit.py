@@ -26,7 +26,7 @@ def tile_layout(block_v, key_dim, warps):
 
 @gluon.constexpr_function
 def copy_layout(columns, elements, warps):
-    """Return the layout of a copy of 16 rows of `columns` elements, `elements` of them a thread."""
+    """Return the layout of a copy of rows of `columns` elements, `elements` of them a thread."""
     lanes = min(32, columns // elements)
     return gl.BlockedLayout([1, elements], [32 // lanes, lanes], [warps, 1], [1, 0])
 

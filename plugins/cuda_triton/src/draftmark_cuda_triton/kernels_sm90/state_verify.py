@@ -1,10 +1,10 @@
 """Recurrence of a verify on Hopper: `kernels.state_verify` with the state tile in shared memory.
 
 A program copies its tile of the state, and the keys and queries of 16 rows, by cp.async, 16 bytes a thread. So no
-register holds a byte that is on its way, and four programs of 40 KiB fit on an SM. Matrix products read the
-tile in the layout of their operands, 16 bytes a thread; the products of a row with the state are exact (see
-`state_times`). Example: 64 requests of 8 rows, 32 heads, 128 x 128, float32: 134 MB of
-states, 25 MB of rows and records: 39 µs at 4.1 TB/s.
+register holds a byte that is on its way, and four programs of 40 KiB fit on an SM. Matrix products read the tile in the
+layout of their operands, 16 bytes a thread; the products of a row with the state are exact (see `state_times`).
+Example: 64 requests of 8 rows, 32 heads, 128 x 128, float32: 134 MB of states, 25 MB of rows and records: 39 µs at
+4.1 TB/s.
 """
 
 from triton.experimental import gluon
@@ -14,6 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy
 
 from .gluon_compat import cp_async, thread_barrier
 from .pipeline import grid_dependency_wait
+from .state_commit import copy_layout
 
 ROWS = gl.constexpr(16)
 """Rows of a block of a verify."""
@@ -23,13 +24,6 @@ ROWS = gl.constexpr(16)
 def products_layout(warps):
     """Return the layout of ``[16 · warps, 16]`` products: each warp has 16 value elements."""
     return gl.NVMMADistributedLayout([2, 0], [warps, 1], [16, 8])
-
-
-@gluon.constexpr_function
-def copy_layout(columns, elements, warps):
-    """Return the layout of a copy of rows of `columns` elements, `elements` of them a thread."""
-    lanes = min(32, columns // elements)
-    return gl.BlockedLayout([1, elements], [32 // lanes, lanes], [warps, 1], [1, 0])
 
 
 @gluon.constexpr_function
@@ -152,7 +146,8 @@ def recur_verify(
     """Compute the rows of one request and head for BLOCK_V value elements, and record their updates.
 
     The arguments are those of `kernels.state_verify.recur_verify`. KEY_DIM is a power of two from 32 on, VALUE_DIM is a
-    multiple of BLOCK_V = 16 · num_warps, the decay is one number a head, and rows are bfloat16.
+    multiple of BLOCK_V = 16 · num_warps, and rows are bfloat16. A decay for each key element (KEY_GATE) is multiplied
+    into the keys and queries as they are loaded; they are then float32 in shared memory.
 
     Args:
         BLOCKS: blocks of 16 rows that a request has at most.
