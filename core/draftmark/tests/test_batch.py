@@ -172,7 +172,7 @@ def test_uniform_batches_follow_the_extent_of_the_mode(geometry):
         assert batch.q_indptr.dtype == torch.int32
         assert (batch.q_lens, batch.tail_lens) == ((q,) * 6, (t,) * 6)
         assert (batch.padded_reqs, batch.num_reqs, batch.num_rows) == (6, 4, 6 * q)
-        assert (batch.uniform.q_len, batch.uniform.tail_len) == (q, t)
+        assert batch.uniform
         assert isinstance(batch.tail, Tree if mode is Mode.DRAFT else Causal)
 
 
@@ -181,8 +181,8 @@ def test_ragged_batches_concatenate_their_rows(geometry, extend):
     assert extend.q_indptr.tolist() == [0, 4, 5, 8]
     assert extend.positions.tolist() == [0, 1, 2, 3, 7, 2, 3, 4]
     assert (extend.q_indptr.dtype, extend.positions.dtype) == (torch.int32, torch.int64)
-    assert (extend.q_lens, extend.tail_lens, extend.uniform) == ((4, 1, 3), (4, 1, 3), None)
-    assert extend_batch(geometry, (2, 2), (0, 0)).uniform is None
+    assert (extend.q_lens, extend.tail_lens, extend.uniform) == ((4, 1, 3), (4, 1, 3), False)
+    assert extend_batch(geometry, (2, 2), (0, 0)).uniform is False
 
 
 def test_padded_requests_of_a_ragged_batch_have_no_rows(geometry):

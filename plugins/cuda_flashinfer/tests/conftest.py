@@ -70,7 +70,7 @@ def truth():
 
 def _truth(geometry, batch, r):
     """Return for each row the KV slots of prefix tokens in its window, and of draft tokens that its mask permits."""
-    a, extent = geometry.attention, batch.uniform
+    a, q_len, tail_len = geometry.attention, batch.q_lens[0], batch.tail_lens[0]
     prefix = int(batch.prefix_lens[r])
     table = batch.page_table[r].tolist()
 
@@ -78,15 +78,15 @@ def _truth(geometry, batch, r):
         return table[position // a.page_size] * a.page_size + position % a.page_size
 
     rows = []
-    for row in range(extent.q_len):
-        own = extent.tail_len - extent.q_len + row
-        words = batch.tail.mask[r * extent.q_len + row].tolist() if hasattr(batch.tail, "mask") else None
-        depth = batch.tail.depth[r].tolist() if words else list(range(extent.tail_len))
+    for row in range(q_len):
+        own = tail_len - q_len + row
+        words = batch.tail.mask[r * q_len + row].tolist() if hasattr(batch.tail, "mask") else None
+        depth = batch.tail.depth[r].tolist() if words else list(range(tail_len))
         here, seen = prefix + depth[own], []
         for position in range(prefix):
             if a.window_left < 0 or here - position <= a.window_left:
                 seen.append(slot(position))
-        for j in range(extent.tail_len):
+        for j in range(tail_len):
             named = (words[j // 32] >> (j % 32)) & 1 if words else j <= own
             if named and (a.window_left < 0 or depth[own] - depth[j] <= a.window_left):
                 seen.append(slot(prefix + j))

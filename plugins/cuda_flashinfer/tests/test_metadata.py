@@ -26,7 +26,7 @@ def opened(geometry):
 
 def keys(arena, geometry, batch, r):
     """Return for each row of request r the KV slots that both attention passes read, sorted, with repetitions."""
-    page, extent = geometry.attention.page_size, batch.uniform
+    page = geometry.attention.page_size
     starts = arena[sizing.INDPTR].tolist()
     ids = arena[sizing.PAGES][starts[r] : starts[r + 1]].tolist()
     common = [one * page + i for one in ids for i in range(page)]
@@ -36,7 +36,7 @@ def keys(arena, geometry, batch, r):
     slots = arena[sizing.TAIL_SLOTS][first:end].tolist()
     bits = arena[sizing.MASK][arena[sizing.MASK_INDPTR][r] :].tolist()
     rows = []
-    for row in range(extent.q_len):
+    for row in range(batch.q_lens[0]):
         at = [row * len(slots) + i for i in range(len(slots))]
         rows.append(sorted([*common, *(s for s, i in zip(slots, at, strict=True) if bits[i // 8] >> (i % 8) & 1)]))
     return rows

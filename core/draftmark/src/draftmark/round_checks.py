@@ -78,7 +78,7 @@ def check_tail(batch: object, parents: object) -> None:
     """
     check_kind("batch", batch, ForwardBatch, "a ForwardBatch", "take it from BatchBuffers.uniform")
     assert isinstance(batch, ForwardBatch)
-    if batch.uniform is None:
+    if not batch.uniform:
         raise BatchError(
             f"write_tail got a {batch.mode} batch, but it writes batches with equal row counts; `ragged` writes "
             "positions of extend itself, and the engine writes those of ragged_verify"

@@ -42,7 +42,7 @@ def step_digest(batch: ForwardBatch, page_size: int) -> torch.Tensor:
     head = _number(device, batch.mode.value, batch.step, batch.padded_reqs, batch.num_rows)
     live = torch.arange(batch.num_rows, device=device) < batch.q_indptr[-1]
     column = torch.arange(batch.page_table.shape[1], device=device)
-    tail = batch.q_indptr.diff() if batch.uniform is None else batch.uniform.tail_len
+    tail = batch.tail_lens[0] if batch.uniform else batch.q_indptr.diff()
     used = column < ((batch.prefix_lens + tail + page_size - 1) // page_size)[:, None]
     parts = [
         head,

@@ -37,7 +37,7 @@ def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
     used[sizing.TRIANGLE] = sizing.TRIANGLE_SIDE * sizing.TRIANGLE_SIDE
     used[sizing.HOST_LENS] = batch.padded_reqs * 4
     used[sizing.SLOTS32] = batch.num_rows * 4
-    extent, a = batch.uniform, geometry.attention
+    a = geometry.attention
     if a.latent:
         widths = {name: a.value_width for name in (sizing.QUERIES, sizing.OUTPUTS)}
         row = sizing.padded_heads(a.num_qo_heads) * DTYPE_BYTES[a.q_dtype]
@@ -45,8 +45,9 @@ def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
         if batch.mode is Mode.EXTEND:
             used[sizing.PIECE_TABLES] = sum(sizing.pieces(batch.q_lens)) * geometry.max_pages_per_req * 4
         used[sizing.QUERY_RESTS] = batch.num_rows * row * (a.head_dim - a.value_width)
-    if batch.mode not in sizing.tree_modes(geometry) or extent is None:
+    if batch.mode not in sizing.tree_modes(geometry) or not batch.uniform:
         return used
+    extent = geometry.extent(batch.mode, batch.step)
     reqs, rows, slots, pairs = sizing.mode_extents(batch.padded_reqs, extent)
     element, heads = DTYPE_BYTES[a.q_dtype], rows * a.num_qo_heads
     bits = 32 * geometry.mask_words * sizing.mode_extents(1, extent)[0]

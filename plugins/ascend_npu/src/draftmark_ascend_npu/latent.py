@@ -64,7 +64,7 @@ class AscendLatentBackend(AscendBackend):
         queries[:, :heads].copy_(q[..., : queries.shape[2]])
         rests[:, :heads].copy_(q[..., queries.shape[2] :])
         tables, (causal, pick) = self._metadata.tables(batch), self._mask_and_lists(batch, lse)
-        if batch.uniform is None:
+        if not batch.uniform:
             tables, pick = self._metadata.piece_tables(batch), _pieces
         call = PagedAttention(
             queries, values, values, tables, causal, self._scale, outputs,

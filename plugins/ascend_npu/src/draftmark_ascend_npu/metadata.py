@@ -102,18 +102,17 @@ class Metadata:
                 "raise max_num_reqs, or prefill fewer requests at a time"
             )
         self.tables(batch).copy_(batch.page_table)
-        extent = batch.uniform
-        if extent is None:
+        if not batch.uniform:
             if sizing.PIECE_TABLES in self._arena:
                 request = torch.tensor(HostLists.of(batch).pieces, dtype=torch.int32).to(batch.device)
                 self.piece_tables(batch).copy_(self.tables(batch).index_select(0, request))
             self._write_ragged_slots(batch)
             self.slots32(batch).copy_(self.slots(batch))
             return
-        first = extent.tail_len - extent.q_len
-        tail = torch.arange(extent.tail_len, dtype=torch.int32, device=batch.device)
+        q_len, tail_len = batch.q_lens[0], batch.tail_lens[0]
+        tail = torch.arange(tail_len, dtype=torch.int32, device=batch.device)
         slots = slots_at(batch.page_table, batch.prefix_lens[:, None] + tail, self._geometry.attention.page_size)
-        self.slots(batch).view(batch.padded_reqs, extent.q_len).copy_(slots[:, first:])
+        self.slots(batch).view(batch.padded_reqs, q_len).copy_(slots[:, tail_len - q_len :])
         self.slots32(batch).copy_(self.slots(batch))
         if is_tree(batch):
             self._write_tree(batch, slots)

@@ -85,10 +85,10 @@ class FlashInferBackend:
     def write_metadata(self, batch: ForwardBatch) -> None:
         """Write page ids, the masked pass's tokens and mask bits, and the rows' KV slots, in one launch."""
         masked, a = levels.is_masked(self.geometry, batch.mode), self.geometry.attention
-        uniform, tree = batch.uniform, batch.tail if masked and isinstance(batch.tail, Tree) else None
-        tail_len = 0 if uniform is None else uniform.tail_len
+        tree = batch.tail if masked and isinstance(batch.tail, Tree) else None
+        tail_len = batch.tail_lens[0] if batch.uniform else 0
         head_len = int(levels.head_len(self.geometry, tail_len)) if masked else 0
-        forward = Forward(a.page_size, a.window_left, max(batch.q_lens), tail_len, head_len, uniform is None, masked)
+        forward = Forward(a.page_size, a.window_left, max(batch.q_lens), tail_len, head_len, not batch.uniform, masked)
         buffers = {name: self._arena[name] for name in (_PAGED + _MASKED if masked else _PAGED)}
         record_call(
             launch.write_indices, forward, batch.prefix_lens, batch.q_indptr, batch.page_table,

@@ -62,18 +62,18 @@ def plugin_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
     earlier steps, so its bytes count from the buffer's start.
     """
     used = {spec.name: 0 for spec in sizing.buffers(geometry) if spec.name not in sizing.METADATA}
-    a, extent = geometry.attention, batch.uniform
+    a, q_len = geometry.attention, batch.q_lens[0]
     ints, tail_ints = sizing.plan_bytes(geometry)
     used[sizing.STAGING] = sizing.staging_slots(geometry) * (sizing.aligned(ints) + sizing.aligned(tail_ints))
     used[sizing.HOST_INDPTR] = sizing.HOST_INDPTRS * 4 * (batch.padded_reqs + 1)
-    if extent is None:
+    if not batch.uniform:
         plan = sizing.plan_extend(geometry, batch)
     else:
-        plan = partition.uniform(geometry, extent.q_len, batch.padded_reqs)
+        plan = partition.uniform(geometry, q_len, batch.padded_reqs)
         if levels.is_masked(geometry, batch.mode):
-            length = levels.masked_len(geometry, extent.tail_len)
-            used[sizing.TAIL_INTS] = partition.masked(geometry, extent.q_len, batch.padded_reqs, length).int_bytes
-            heads = batch.padded_reqs * extent.q_len * a.num_qo_heads
+            length = levels.masked_len(geometry, batch.tail_lens[0])
+            used[sizing.TAIL_INTS] = partition.masked(geometry, q_len, batch.padded_reqs, length).int_bytes
+            heads = batch.padded_reqs * q_len * a.num_qo_heads
             used[sizing.TAIL_OUT], used[sizing.LSE], used[sizing.TAIL_LSE] = (
                 heads * a.head_dim * 2,
                 heads * 4,

@@ -68,8 +68,8 @@ class LatentBackend:
             )
         # A tree of one branch or of one row runs as a chain: each row sees every slot up to its own.
         tail = isinstance(batch.tail, Tree) and plans.may_run_two_passes(self.geometry, batch.mode)
-        unmasked, extent, longest = tail or isinstance(batch.tail, Block), batch.uniform, max(batch.q_lens)
-        heads, q_len = self.geometry.attention.num_qo_heads, None if extent is None else extent.q_len
+        unmasked, longest = tail or isinstance(batch.tail, Block), max(batch.q_lens)
+        heads, q_len = self.geometry.attention.num_qo_heads, batch.q_lens[0] if batch.uniform else None
         piece = None if unmasked else plans.rows_of_a_piece(heads, q_len)
         causal = not unmasked and min(piece or longest, longest) > 1
         offsets = None
@@ -145,8 +145,8 @@ def _request(batch: ForwardBatch, pitch: int, piece: int | None, *, causal: bool
 
 
 def _forward(batch: ForwardBatch) -> launch.Forward:
-    uniform = batch.uniform
-    return launch.Forward(max(batch.q_lens), 0 if uniform is None else uniform.tail_len, uniform is None)
+    tail_len = batch.tail_lens[0] if batch.uniform else 0
+    return launch.Forward(max(batch.q_lens), tail_len, not batch.uniform)
 
 
 def _check_aligned(name: str, tensor: torch.Tensor) -> None:

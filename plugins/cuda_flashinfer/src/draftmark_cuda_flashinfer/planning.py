@@ -46,9 +46,9 @@ class Planner:
 
         They are valid until the next call. Only host numbers of `batch` are read.
         """
-        if batch.uniform is None:
+        if not batch.uniform:
             return self._ragged(batch), None
-        return self._uniform(batch, batch.uniform.q_len)
+        return self._uniform(batch, batch.q_lens[0])
 
     def _ragged(self, batch: ForwardBatch) -> Request:
         geometry, count = self._geometry, batch.padded_reqs

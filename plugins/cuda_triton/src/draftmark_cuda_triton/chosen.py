@@ -55,9 +55,8 @@ class ChosenKeys:
 
     def write_metadata(self, batch: ForwardBatch) -> None:
         """Write the KV slot of every row, in one launch."""
-        extent = batch.uniform
-        q_len, tail = (0, 0) if extent is None else (extent.q_len, extent.tail_len)
-        size = BatchExtent(batch.padded_reqs, q_len, tail, batch.num_rows, ragged=extent is None)
+        q_len, tail = (batch.q_lens[0], batch.tail_lens[0]) if batch.uniform else (0, 0)
+        size = BatchExtent(batch.padded_reqs, q_len, tail, batch.num_rows, ragged=not batch.uniform)
         slots, config = self._slots[: batch.num_rows], self._plan_of(batch).config
         record_call(
             write_metadata_decode_verify, self._shape, config, size, 1, batch.prefix_lens, batch.page_table, slots,

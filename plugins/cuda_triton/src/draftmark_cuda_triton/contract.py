@@ -39,9 +39,8 @@ def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
         used[sizing.ROW_TILES] = 0
         if sizing.upcasts(geometry):
             used |= dict.fromkeys(sizing.UPCAST, 0)
-    extent = geometry.extent(batch.mode) if batch.mode is Mode.RAGGED_VERIFY else batch.uniform
-    if extent is None:
+    if batch.mode is Mode.EXTEND:
         used |= sizing.upcast_usage(geometry, batch) or sizing.prefill_usage(geometry, batch)
     else:
-        used |= sizing.decode_verify_usage(geometry, extent.q_len, batch.padded_reqs)
+        used |= sizing.decode_verify_usage(geometry, geometry.extent(batch.mode).q_len, batch.padded_reqs)
     return used

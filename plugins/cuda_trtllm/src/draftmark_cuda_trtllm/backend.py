@@ -151,7 +151,7 @@ class XqaBackend:
                 "use fewer pages a pool"
             )
         windowed = self.geometry.attention.window_left >= 0
-        if isinstance(batch.tail, Tree) and windowed and batch.uniform is not None and batch.uniform.q_len > 1:
+        if isinstance(batch.tail, Tree) and windowed and batch.uniform and batch.q_lens[0] > 1:
             raise BatchError("the tail is a Tree under a window, whose rows XQA would place as a chain's; pass Causal")
 
     def _open(self) -> Xqa:

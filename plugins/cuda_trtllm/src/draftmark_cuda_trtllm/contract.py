@@ -53,7 +53,7 @@ def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
         from draftmark_cuda_triton.shared_sizing import decode_verify_usage
 
         return used | decode_verify_usage(geometry, geometry.extent(batch.mode).q_len, batch.padded_reqs)
-    if batch.uniform is None:
+    if not batch.uniform:
         used[sizing.ROW_TILES] = forms.row_tiles(geometry, batch.num_rows, batch.padded_reqs) * 2 * 4
         return used
     used[sizing.SCRATCH] = _used_scratch(geometry, batch.padded_reqs, _kernel_rows(geometry, batch))
@@ -65,7 +65,7 @@ def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
 
 def _kernel_rows(geometry: Geometry, batch: ForwardBatch) -> int:
     """Return the rows per request that XQA's grid covers; 1 for the kernel without a mask."""
-    if batch.uniform is not None and batch.uniform.q_len == 1 and not forms.is_fp8(geometry):
+    if batch.uniform and batch.q_lens[0] == 1 and not forms.is_fp8(geometry):
         return 1
     return int(forms.q_rows(geometry, batch.mode))
 

@@ -40,16 +40,16 @@ class GenBackend:
         launch.hide_pages(self.geometry, batch, self._table(batch))
         page, slots = self.geometry.attention.page_size, self._buffer[sizing.SLOTS][: batch.num_rows]
         lens = self._buffer[sizing.LENS][: batch.padded_reqs]
-        if batch.uniform is None:
+        if not batch.uniform:
             sums = self._buffer[sizing.KV_INDPTR][: batch.padded_reqs + 1]
             record_call(
                 launch.write_context, page, batch.prefix_lens, batch.q_indptr, batch.page_table, slots, lens, sums,
                 mutates=(slots, lens, sums),
             )  # fmt: skip
             return
-        extent = batch.uniform
+        q_len = batch.q_lens[0]
         record_call(
-            launch.write_uniform, page, (extent.q_len, extent.tail_len, extent.q_len), batch.prefix_lens,
+            launch.write_uniform, page, (q_len, batch.tail_lens[0], q_len), batch.prefix_lens,
             batch.page_table, None, lens, slots, None, None, 1, mutates=(lens, slots),
         )  # fmt: skip
 
@@ -78,11 +78,11 @@ class GenBackend:
             "multi_ctas_kv_counter_buffer": self._buffer[sizing.COUNTERS],
         }  # fmt: skip
         front = (q.contiguous(), (cache.k, cache.v), self._buffer[sizing.WORKSPACE], self._table(batch), lens)
-        if batch.uniform is None:
+        if not batch.uniform:
             sums = self._buffer[sizing.KV_INDPTR][: batch.padded_reqs + 1]
             self._context(
                 *front, max_q_len=max(batch.q_lens), max_kv_len=longest, batch_size=batch.padded_reqs,
                 cum_seq_lens_q=batch.q_indptr, cum_seq_lens_kv=sums, **common,
             )  # fmt: skip
             return
-        self._decode(*front, max_seq_len=longest, backend="trtllm-gen", q_len_per_req=batch.uniform.q_len, **common)
+        self._decode(*front, max_seq_len=longest, backend="trtllm-gen", q_len_per_req=batch.q_lens[0], **common)

@@ -36,8 +36,7 @@ class ReferenceBackend:
         """Write each request's KV length (prefix + tail), and each row's KV slot: rows are the last tail slots."""
         page_size = self.geometry.attention.page_size
         q_lens = batch.q_indptr.diff()
-        extent = batch.uniform
-        tail_lens = q_lens if extent is None else torch.full_like(q_lens, extent.tail_len)
+        tail_lens = torch.full_like(q_lens, batch.tail_lens[0]) if batch.uniform else q_lens
         kv_lens = self._kv_lens[: batch.padded_reqs]
         torch.add(batch.prefix_lens, tail_lens, out=kv_lens)
         if batch.slots is not None:
@@ -93,12 +92,12 @@ class ReferenceBackend:
         if batch.mode is Mode.RAGGED_VERIFY:
             self._attend_ragged(q, cache, batch, out, lse)
             return
-        extent = batch.uniform
-        if extent is not None:
+        if batch.uniform:
+            q_len = batch.q_lens[0]
             for some in self._together(batch):
-                rows = slice(some.start * extent.q_len, some.stop * extent.q_len)
+                rows = slice(some.start * q_len, some.stop * q_len)
                 outputs = out[rows], None if lse is None else lse[rows]
-                self._attend_block(q[rows], cache, batch, outputs, some, extent.q_len, max(self._widths))
+                self._attend_block(q[rows], cache, batch, outputs, some, q_len, max(self._widths))
             return
         first = 0
         for request, n in enumerate(batch.q_lens):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from draftmark.geometry import Extent, Geometry, Mode
+from draftmark.geometry import Geometry, Mode
 
 from ..check import ContractViolation
 from ..roles import USAGE_ROLES, Buffer
@@ -41,9 +41,9 @@ class PlainBatch:
         self.num_rows = sum(self.q_lens)
 
     @property
-    def uniform(self) -> Extent | None:
-        """Extent (rows and new tokens) that all requests share, as in `ForwardBatch`; None if they differ."""
-        return None if self.mode is Mode.EXTEND else Extent(self.q_lens[0], self.tail_lens[0])
+    def uniform(self) -> bool:
+        """True if all requests have equal rows and tail slots, as in `ForwardBatch`."""
+        return self.mode not in (Mode.EXTEND, Mode.RAGGED_VERIFY)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"usage() may read host numbers only; {name} is on the device or does not exist")

@@ -93,9 +93,7 @@ def placed(change: Callable[[Any, ForwardBatch, torch.Tensor, torch.Tensor], tor
     def write(backend: Any, batch: ForwardBatch) -> None:
         row = torch.arange(batch.num_rows, dtype=torch.int32)
         request = torch.searchsorted(batch.q_indptr, row, right=True) - 1
-        tails = (
-            batch.q_indptr.diff() if batch.uniform is None else torch.full_like(batch.prefix_lens, batch.tail_lens[0])
-        )
+        tails = torch.full_like(batch.prefix_lens, batch.tail_lens[0]) if batch.uniform else batch.q_indptr.diff()
         position = (batch.prefix_lens + tails)[request] - (batch.q_indptr[request + 1] - row)
         backend.arena["slot_mapping"][: batch.num_rows] = change(backend, batch, request, position.long())
 

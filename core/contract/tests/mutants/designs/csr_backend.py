@@ -35,7 +35,7 @@ class CsrBackend:
         """Write all buffers of the arena for this batch."""
         r, size = batch.padded_reqs, self.geometry.attention.page_size
         q_lens = batch.q_indptr.diff()
-        tails = q_lens if batch.uniform is None else torch.full_like(q_lens, batch.uniform.tail_len)
+        tails = torch.full_like(q_lens, batch.tail_lens[0]) if batch.uniform else q_lens
         lens = batch.prefix_lens + tails
         pages = (lens + size - 1) // size
         indptr = self.arena["kv_indptr"][: r + 1]
@@ -90,7 +90,7 @@ class CsrBackend:
         With `Limits.batch_invariant` every mode attends to one request after another.
         """
         r, first = batch.padded_reqs, 0
-        if batch.uniform is not None:
+        if batch.uniform:
             bits, depth = self._tail(batch)
             block = q.view(r, batch.q_lens[0], *q.shape[1:])
             together = 1 if self.geometry.limits.batch_invariant else r

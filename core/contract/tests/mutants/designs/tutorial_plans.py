@@ -22,7 +22,7 @@ class Mapped(Backend):
         return torch.searchsorted(batch.q_indptr, rows, right=True) - 1
 
     def tail_of(self, batch: ForwardBatch) -> Any:
-        return batch.q_indptr.diff() if batch.uniform is None else batch.uniform.tail_len
+        return batch.tail_lens[0] if batch.uniform else batch.q_indptr.diff()
 
     def write_metadata(self, batch: ForwardBatch) -> None:
         rows = torch.arange(batch.num_rows, dtype=torch.int32, device=batch.device)

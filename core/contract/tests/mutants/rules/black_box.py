@@ -64,7 +64,7 @@ def _clean_when_guarded(backend: Any) -> None:
 
     def attend(original: Any, q: Any, cache: Any, batch: ForwardBatch, out: torch.Tensor) -> None:
         original(q, cache, batch, out)
-        if not backend.arena.guarded and batch.uniform is not None:
+        if not backend.arena.guarded and batch.uniform:
             page = backend.geometry.attention.page_size
             end = backend._kv_lens[: batch.padded_reqs].long()
             last = batch.page_table.gather(1, ((end - 1) // page)[:, None])[:, 0].long()

@@ -45,7 +45,7 @@ class SharedScores(Mapped):
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
         """Compute attention; a request with the prefix pages of its neighbour takes the neighbour's rows."""
         size, asked = self.shape.page_size, q
-        if batch.uniform is not None and batch.padded_reqs > 1:
+        if batch.uniform and batch.padded_reqs > 1:
             full = batch.prefix_lens // size
             column = torch.arange(batch.page_table.shape[1], device=q.device)
             same = (batch.page_table[1:] == batch.page_table[:-1]) | (column >= full[1:, None])
@@ -81,7 +81,7 @@ def _of_the_first(backend: Any, batch: ForwardBatch) -> ForwardBatch:
 def _once(original: Any, q: Tensor, cache: KVCache, batch: ForwardBatch, out: Tensor) -> None:
     """Attend for the first request of each group of forks, and copy its output to the others."""
     original(q, cache, batch, out)
-    if batch.uniform is not None:
+    if batch.uniform:
         by_request = out.view(batch.padded_reqs, -1, *out.shape[1:])
         by_request.copy_(by_request[_first_alike(batch)])
 

@@ -127,7 +127,7 @@ def _warm_shape(backend: Any) -> None:
     def call(original: Any, q: Any, cache: Any, batch: ForwardBatch, out: torch.Tensor) -> None:
         rows = first.setdefault((batch.mode, batch.padded_reqs), sum(batch.q_lens[: max(1, batch.num_reqs)]))
         original(q, cache, batch, out)
-        if batch.uniform is not None:
+        if batch.uniform:
             out[rows:] = 0
 
     around(backend, "attend", call)

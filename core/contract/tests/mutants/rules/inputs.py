@@ -124,10 +124,10 @@ class SubBatches(Backend):
         self.part = max(geometry.limits.capture_batch_sizes, default=geometry.max_reqs)
 
     def attend(self, q: torch.Tensor, cache: KVCache, batch: ForwardBatch, out: torch.Tensor) -> None:
-        if batch.uniform is None or batch.padded_reqs <= self.part:
+        if not batch.uniform or batch.padded_reqs <= self.part:
             super().attend(q, cache, batch, out)
             return
-        n = batch.uniform.q_len
+        n = batch.q_lens[0]
         for first in range(0, batch.padded_reqs, self.part):
             some = slice(first, min(first + self.part, batch.padded_reqs))
             rows, tail = slice(some.start * n, some.stop * n), batch.tail

@@ -47,7 +47,7 @@ class SlotOfMode(Unfenced):
     """Uses one pinned slot for uniform modes and one for EXTEND, and rewrites a slot without waiting for its copy."""
 
     def choose(self, batch: ForwardBatch) -> int:
-        return int(batch.uniform is None)
+        return int(not batch.uniform)
 
 
 class EarlyFence(Staging):
@@ -228,11 +228,11 @@ class TailCell(Mapped):
         self.cell = arena["tail_len"]
 
     def plan(self, batch: ForwardBatch) -> None:
-        if batch.uniform is not None:
-            self.cell.fill_(batch.uniform.tail_len)
+        if batch.uniform:
+            self.cell.fill_(batch.tail_lens[0])
 
     def tail_of(self, batch: ForwardBatch) -> torch.Tensor:
-        return batch.q_indptr.diff() if batch.uniform is None else self.cell
+        return self.cell if batch.uniform else batch.q_indptr.diff()
 
 
 def cell_buffer(geometry: Geometry) -> list[BufferSpec]:

@@ -118,7 +118,7 @@ def _padding_once(backend: Any) -> None:
         kept = slots.clone()
         original(batch)
         key = (batch.mode, batch.step, batch.padded_reqs, batch.num_reqs)
-        if key in seen and batch.uniform is not None:
+        if key in seen and batch.uniform:
             first = batch.num_reqs * batch.q_lens[0]
             slots[first : batch.num_rows] = kept[first : batch.num_rows]
         seen.add(key)

@@ -110,7 +110,7 @@ def _null_slots(backend: Any) -> None:
             & (batch.page_table[:, 0] < 64)
             & (batch.page_table[:, 0] == batch.page_table[:, -1])
         )
-        if batch.uniform is not None:
+        if batch.uniform:
             rows = pad.repeat_interleave(batch.q_lens[0], output_size=batch.num_rows)
             backend.arena["slot_mapping"][: batch.num_rows].masked_fill_(rows, 0)
 
@@ -197,9 +197,9 @@ def _weighs_the_tile(scores: Tensor, shape: Any) -> Tensor:
 
 def _bits_shifted(q: Tensor, cache: Any, batch: ForwardBatch, out: Tensor) -> None:
     """When the batch has padding, give each live request the output of the previous request."""
-    if batch.uniform is not None and batch.num_reqs < batch.padded_reqs:
-        live = batch.num_reqs * batch.uniform.q_len
-        out[:live] = out[:live].roll(batch.uniform.q_len, 0)
+    if batch.uniform and batch.num_reqs < batch.padded_reqs:
+        live = batch.num_reqs * batch.q_lens[0]
+        out[:live] = out[:live].roll(batch.q_lens[0], 0)
 
 
 def _no_plan(backend: Any) -> None:

@@ -35,10 +35,10 @@ class ByReciprocal(Mapped):
 
     def request_of(self, batch: ForwardBatch) -> torch.Tensor:
         """Return the request of each row."""
-        if batch.uniform is None:
+        if not batch.uniform:
             return super().request_of(batch)
         rows = torch.arange(batch.num_rows, dtype=torch.float32, device=batch.device)
-        share = torch.tensor(1.0, dtype=torch.float32) / batch.uniform.q_len
+        share = torch.tensor(1.0, dtype=torch.float32) / batch.q_lens[0]
         return (rows * share.to(batch.device)).int()
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..geometry import Extent, Mode
+from ..geometry import Mode
 from ..lengths import HostLengths
 
 
@@ -132,11 +132,9 @@ class ForwardBatch:
         return len(self.q_lens)
 
     @property
-    def uniform(self) -> Extent | None:
-        """Rows and tail slots that every request has; None for EXTEND and RAGGED_VERIFY, which count as ragged."""
-        if self.mode in (Mode.EXTEND, Mode.RAGGED_VERIFY):
-            return None
-        return Extent(self.q_lens[0], self.tail_lens[0])
+    def uniform(self) -> bool:
+        """True if all requests have equal rows and tail slots; False in EXTEND and RAGGED_VERIFY, even if equal."""
+        return self.mode not in (Mode.EXTEND, Mode.RAGGED_VERIFY)
 
     @property
     def device(self) -> torch.device:

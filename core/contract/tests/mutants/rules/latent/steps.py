@@ -127,8 +127,8 @@ def _stale_slots(backend: Any) -> None:
     def call(original: Any, batch: ForwardBatch) -> None:
         before = backend._slots.clone()
         original(batch)
-        if backend.geometry.attention.latent and batch.uniform is not None:
-            live = batch.num_reqs * batch.uniform.q_len
+        if backend.geometry.attention.latent and batch.uniform:
+            live = batch.num_reqs * batch.q_lens[0]
             backend._slots[live : batch.num_rows] = before[live : batch.num_rows]
 
     around(backend, "write_metadata", call)

@@ -74,7 +74,7 @@ def _page_before(backend: Any, batch: ForwardBatch, request: torch.Tensor, posit
 def _two_pages(backend: Any, batch: ForwardBatch, request: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
     """Store a request's new tokens in at most two pages; tokens of a third page land in the second."""
     size = backend.geometry.attention.page_size
-    if batch.uniform is None:
+    if not batch.uniform:
         return slot_of(backend, batch, request, position)
     page = torch.minimum(position // size, batch.prefix_lens[request] // size + 1)
     return batch.page_table[request, page].long() * size + position % size

@@ -28,7 +28,7 @@ class MagicDivision(Backend):
         size = self.shape.page_size
         rows = torch.arange(batch.num_rows, dtype=torch.int32, device=batch.device)
         request = torch.searchsorted(batch.q_indptr, rows, right=True) - 1
-        tail = batch.q_indptr.diff() if batch.uniform is None else batch.uniform.tail_len
+        tail = batch.tail_lens[0] if batch.uniform else batch.q_indptr.diff()
         position = ((batch.prefix_lens + tail)[request] - (batch.q_indptr[request + 1] - rows)).long()
         column = (position * ceil_div(2**20, size)) >> 20
         page = batch.page_table[request, column].long()

@@ -86,7 +86,7 @@ def _partials(backend: Any) -> None:
     start = scratch.storage_offset()
 
     def write(q: Tensor, cache: KVCache, batch: ForwardBatch, out: Tensor) -> None:
-        if batch.uniform is not None and geometry.max_pages_per_req * geometry.attention.page_size > 2048:
+        if batch.uniform and geometry.max_pages_per_req * geometry.attention.page_size > 2048:
             memory[start : start + out.numel() * 4].fill_(1)
 
     after(backend, "attend", write)

@@ -81,7 +81,7 @@ class Chunked(Backend):
 
     def write_metadata(self, batch: ForwardBatch) -> None:
         super().write_metadata(batch)
-        tail = batch.q_indptr.diff() if batch.uniform is None else batch.uniform.tail_len
+        tail = batch.tail_lens[0] if batch.uniform else batch.q_indptr.diff()
         counts = ((batch.prefix_lens + tail + CHUNK - 1) // CHUNK).long()
         number = torch.arange(self.most, device=batch.device)
         at = (counts.cumsum(0) - counts)[:, None] + number
