@@ -15,7 +15,6 @@ ARGUMENTS = {
     "BackendHookError": ("mine", "buffers", LoadFailure.HOOK_RAISED, "raised KeyError", "tell its author"),
     "BackendRefusal": ("mine", ["topk 9 is not served", "windows are not served"]),
     "GuardError": (["slots"],),
-    "CacheExhausted": (3, 2, 64),
 }
 KINDS = sorted(
     (one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, DraftmarkError)),

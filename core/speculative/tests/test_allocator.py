@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftmark.errors import CacheExhausted
-from draftmark_speculative.allocator import PageAllocator
+from draftmark_speculative.allocator import CacheExhausted, PageAllocator
 
 
 def test_exhausted_pool_takes_no_page():

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from draftmark.errors import BackendLoadError, CacheExhausted, GeometryError, RequestError
+from draftmark.errors import BackendLoadError, GeometryError, RequestError
 from draftmark_speculative import Eagle, Engine, EngineConfig, HostKind, Ngram, decode, generate
+from draftmark_speculative.allocator import CacheExhausted
 
 
 def test_requests_join_between_steps(make_model, plain_text, prompts):

@@ -6,9 +6,8 @@ from itertools import product
 
 import pytest
 
-from draftmark import CacheExhausted
 from draftmark_speculative import Adaptive, Eagle, Engine, EngineConfig, HostKind, decode
-from draftmark_speculative.allocator import PageAllocator
+from draftmark_speculative.allocator import CacheExhausted, PageAllocator
 from draftmark_speculative.prefix_cache import PrefixCache
 from draftmark_speculative.request import Request
 from draftmark_testing.pairs import quick

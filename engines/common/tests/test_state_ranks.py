@@ -13,13 +13,13 @@ from draftmark.runtime import (
     ForwardBatch,
     SequenceLengths,
     StatePool,
-    StateSlots,
     VerifyResult,
     commit_round,
     ragged,
     write_tail,
 )
 from draftmark_engines.ranks import step_digest
+from draftmark_speculative.slots import StateSlots
 from engines.common.tests.two_ranks import results_of_two_ranks
 
 HEADS, KEY_HEADS, KEY_DIM, VALUE_DIM, KERNEL = 4, 2, 8, 6, 4
@@ -58,7 +58,7 @@ class Rank:
         self.geometry = StateGeometry.create(shape, limits, DraftShape(2, 1, 4), modes=MODES)
         self.backend = load("reference").open_state(self.geometry, "cpu", guard=True)
         self.pool = StatePool(self.geometry, 6, 1, "cpu")
-        self.slots = StateSlots(2, 6, 1, "cpu", (self.pool,))
+        self.slots = StateSlots(2, [self.pool])
         self.lengths = SequenceLengths(2, self.geometry.max_prefix_len, "cpu")
         self.buffers = BatchBuffers(self.geometry, "cpu")
         for row in self.order:

@@ -12,7 +12,6 @@
     ├── LengthsError           the host lengths of a request are not known well enough
     ├── GraphError             capture or replay out of order
     │   └── CaptureError       a captured region contains an operation that a graph cannot contain
-    ├── CacheExhausted         the page pool has too few free pages (none was taken)
     ├── ModelError             a model or weights file that cannot be run correctly
     └── RequestError           a prompt or a generation setting is out of range
 
@@ -136,19 +135,6 @@ class GraphError(DraftmarkError):
 
 class CaptureError(GraphError):
     """A captured region contains an operation that a graph cannot contain (a host read, a pageable copy)."""
-
-
-class CacheExhausted(DraftmarkError):
-    """The page pool has fewer free pages than a reservation needs, or no state slot is free. Nothing was taken."""
-
-    def __init__(self, needed: int, free: int, total: int, unit: str = "pages") -> None:
-        self.needed = needed
-        self.free = free
-        self.total = total
-        super().__init__(
-            f"{needed} {'KV ' * (unit == 'pages')}{unit} are needed, but {free} of {total} are free; "
-            f"finish or cancel a request, lower max_num_reqs, or give the cache more {unit}"
-        )
 
 
 class ModelError(DraftmarkError):

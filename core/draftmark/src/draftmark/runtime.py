@@ -6,7 +6,7 @@
 * Memory: a `KVPool` of one `KVCache` per layer, and the backend's `Arena`.
 * Attention: `AttentionBackend`, the four methods of a plugin; `BoundBackend` adds their optional arguments.
 * Draft trees: `write_tail`, `verify_tree`, and `TreeOps`, which a backend may implement with its own kernels.
-* Recurrent state: a `StatePool` of one `StateCache` per layer, `StateSlots`, and `StateBackend`, the five methods.
+* Recurrent state: a `StatePool` of one `StateCache` per layer, and `StateBackend`, the five methods.
 * End of a round: `commit_round` compacts accepted KV and advances the lengths.
 * Graphs: a `GraphState` with one graph per `GraphKey`, and `record_call` for kernels that torch does not dispatch.
 * Host and device: `to_device`, `AsyncHostCopy`, `fence`, `device_profile`.
@@ -33,7 +33,7 @@ from .graphs import (
     record_call,
 )
 from .lengths import Exact, HostLengths, SequenceLengths, Unknown, UpperBound
-from .state import StateBackend, StateCache, StatePool, StateSlots, checkpoint_lens
+from .state import StateBackend, StateCache, StatePool, checkpoint_lens
 from .transfer import AsyncHostCopy, Fence, fence, to_device
 from .tree import TorchTreeOps, TreeOps, VerifyResult, ancestors, depths, verify_tree, write_tail
 
@@ -60,7 +60,6 @@ __all__ = [
     "StateBackend",
     "StateCache",
     "StatePool",
-    "StateSlots",
     "Tail",
     "TorchTreeOps",
     "Tree",

@@ -14,7 +14,6 @@ from draftmark.runtime import (
     ForwardBatch,
     SequenceLengths,
     StatePool,
-    StateSlots,
     Tree,
     VerifyResult,
     ragged,
@@ -22,6 +21,7 @@ from draftmark.runtime import (
 )
 from draftmark.tree import ancestors, depths, pack_bits
 from draftmark_reference import ReferencePlugin, Rollback
+from draftmark_speculative.slots import StateSlots
 
 SHAPES = {
     "delta, head": StateShape(Recurrence.DELTA, Gate.HEAD, 4, 2, 5, 3, 32, 4, "float64", "float64", "float64"),
@@ -100,7 +100,7 @@ class StateRig:
         self.pool = StatePool(self.geometry, nulls + 7, nulls, "cpu")
         self.pool.state.fill_(float("nan"))
         self.pool.conv.fill_(float("nan"))
-        self.slots = StateSlots(4, nulls + 7, nulls, "cpu", [self.pool])
+        self.slots = StateSlots(4, [self.pool])
         self.lengths = SequenceLengths(4, self.geometry.max_prefix_len, "cpu")
         self.buffers = BatchBuffers(self.geometry, "cpu")
         self.random = torch.Generator().manual_seed(seed)

@@ -1,10 +1,23 @@
-"""Allocator of the KV cache's pages."""
+"""Allocator of the KV cache's pages, and the error of an exhausted cache."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from draftmark import CacheExhausted
+from draftmark import DraftmarkError
+
+
+class CacheExhausted(DraftmarkError):
+    """The page pool has fewer free pages than a reservation needs, or no state slot is free. Nothing was taken."""
+
+    def __init__(self, needed: int, free: int, total: int, unit: str = "pages") -> None:
+        self.needed = needed
+        self.free = free
+        self.total = total
+        super().__init__(
+            f"{needed} {'KV ' * (unit == 'pages')}{unit} are needed, but {free} of {total} are free; "
+            f"finish or cancel a request, lower max_num_reqs, or give the cache more {unit}"
+        )
 
 
 class PageAllocator:

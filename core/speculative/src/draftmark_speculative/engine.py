@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from draftmark import BackendRefusal, CacheExhausted, GeometryError, HostLengthsNeed, Mode, RequestError, load
+from draftmark import BackendRefusal, GeometryError, HostLengthsNeed, Mode, RequestError, load
 from draftmark.runtime import TreeOps, padded_batch_size
 
-from .allocator import PageAllocator
+from .allocator import CacheExhausted, PageAllocator
 from .arguments import check_kind
 from .config import EngineConfig, HostKind
 from .drafting import draft_model, make_drafting

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from draftmark import CacheExhausted, Geometry
+from draftmark import Geometry
 
-from .allocator import PageAllocator
+from .allocator import CacheExhausted, PageAllocator
 from .checkpoints import Checkpoints
 from .prefix_cache import PrefixCache
 from .request import Request

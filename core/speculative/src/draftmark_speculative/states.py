@@ -14,12 +14,12 @@ from draftmark.runtime import (
     StateBackend,
     StateCache,
     StatePool,
-    StateSlots,
     device_profile,
     to_device,
 )
 
 from .config import EngineConfig
+from .slots import StateSlots
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ class StateLayers:
             pool = StatePool(geometry, total, nulls, device)
             self.groups.append(StateGroup(geometry, arena, loaded.bind_state(geometry, arena), pool))
         pools = [group.pool for group in self.groups]
-        self.slots = StateSlots(geometries[0].max_reqs, total, nulls, device, pools)
+        guarded = any(group.arena.guarded for group in self.groups)
+        self.slots = StateSlots(geometries[0].max_reqs, pools, poison=guarded)
         order = [one.geometry.state for one in self.groups]
         self._homes = [self.groups[order.index(shape)] for shape in shapes]
         self._caches: list[StateCache] = [

@@ -1,8 +1,7 @@
-"""Recurrent state on the device: pool, slots, checkpoints and the interface of a backend."""
+"""Recurrent state on the device: pool, checkpoints and the interface of a backend."""
 
 from .backend import StateBackend
 from .checkpoints import checkpoint_lens
 from .pool import StateCache, StatePool
-from .slots import StateSlots
 
-__all__ = ["StateBackend", "StateCache", "StatePool", "StateSlots", "checkpoint_lens"]
+__all__ = ["StateBackend", "StateCache", "StatePool", "checkpoint_lens"]

@@ -169,14 +169,13 @@ def check_state_contents(batch: ForwardBatch, geometry: StateGeometry) -> None:
         other = owners.setdefault(slot, r)
         if other != r and slot and rows[r]:
             raise BatchError(
-                f"requests {other} and {r} both have state slot {slot}, but slots of live requests are distinct; take "
-                "them from StateSlots"
+                f"requests {other} and {r} both have state slot {slot}, but slots of live requests are distinct; give "
+                "each its own"
             )
     wrong = next((r for r, slot in enumerate(slots) if slot < 0), None)
     if wrong is not None:
         raise BatchError(
-            f"state_slots[{wrong}] is {slots[wrong]}, but a slot is >= 0 and padding has a null slot; take the slots "
-            "from StateSlots"
+            f"state_slots[{wrong}] is {slots[wrong]}, but a slot is >= 0; give padding a null slot, such as 0"
         )
     if isinstance(batch.tail, Tree):
         _check_parents(batch, rows)
@@ -214,7 +213,7 @@ def check_save_slots(batch: ForwardBatch, save_slots: torch.Tensor, pool: StateP
     for r, slot in enumerate(save_slots.tolist()):
         if not 0 <= slot < pool.num_slots:
             limit = f"slots are 0 … {pool.num_slots - 1}"
-            raise BatchError(f"save_slots[{r}] is {slot}, but {limit}; take them from StateSlots.save")
+            raise BatchError(f"save_slots[{r}] is {slot}, but {limit}; give a request without a checkpoint a null slot")
         if slot >= pool.null_slots and slot in used:
             raise BatchError(
                 f"save_slots[{r}] is {slot}, but that is {used[slot]} too; lend each request its own spare slot"

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from ..devices import present_device
-from ..errors import BufferError, CacheExhausted
-from ..guard import guarding
-from .pool import StatePool, check_slot_counts
+from draftmark import BufferError
+from draftmark.runtime import StatePool
+
+from .allocator import CacheExhausted
 
 
 class StateSlots:
@@ -27,8 +27,8 @@ class StateSlots:
 
     Args:
         max_rows: request rows.
-        num_slots, null_slots: as in `StatePool`.
-        pools: pools in which guard mode fills a slot with NaN when it is given out.
+        pools: the model's pools, one or more, with equal numbers of slots.
+        poison: fill a slot with NaN in every pool when it is given out.
 
     Attributes:
         device: int32 ``[2 · max_rows]``, slot of each row. Owned by this object; read-only for all other code.
@@ -36,31 +36,24 @@ class StateSlots:
         first_null_row: index of the first null row, equal to max_rows.
 
     Raises:
-        BufferError: a count is out of range, or a pool has another number of slots.
+        BufferError: max_rows is out of range, or a pool has another number of slots.
     """
 
-    def __init__(
-        self,
-        max_rows: int,
-        num_slots: int,
-        null_slots: int,
-        device: torch.device | str,
-        pools: Sequence[StatePool] = (),
-    ) -> None:
+    def __init__(self, max_rows: int, pools: Sequence[StatePool], *, poison: bool = False) -> None:
         if type(max_rows) is not int or max_rows < 1:
             raise BufferError(f"max_rows is {max_rows!r}, but it must be an integer >= 1; take it from the geometry")
-        check_slot_counts(num_slots, null_slots)
+        num_slots, null_slots = pools[0].num_slots, pools[0].null_slots
         for pool in pools:
             if (pool.num_slots, pool.null_slots) != (num_slots, null_slots):
                 raise BufferError(
-                    f"a pool has {pool.num_slots} slots ({pool.null_slots} null slots), but StateSlots has {num_slots} "
+                    f"a pool has {pool.num_slots} slots ({pool.null_slots} null slots), but the first has {num_slots} "
                     f"({null_slots}); create all pools of a model with the same numbers"
                 )
         null = torch.arange(max_rows, dtype=torch.int32) % null_slots
-        self.device = torch.cat((null, null)).to(present_device("StateSlots", device))
+        self.device = torch.cat((null, null)).to(pools[0].state.device)
         self.save = self.device.clone()
         self.first_null_row = max_rows
-        self._nulls, self._pools = null_slots, tuple(pools)
+        self._nulls, self._poisoned = null_slots, tuple(pools) if poison else ()
         self._total = num_slots - null_slots
         self._free = list(range(num_slots - 1, null_slots - 1, -1))
         self._slots: dict[int, int] = {}
@@ -134,9 +127,8 @@ class StateSlots:
         slot = self._free.pop()
         owned[row] = slot
         rows[row].fill_(slot)
-        if guarding():
-            for pool in self._pools:
-                pool.poison(slot)
+        for pool in self._poisoned:
+            pool.poison(slot)
         return slot
 
     def _request_row(self, row: int) -> int:
