@@ -18,6 +18,7 @@ from .batch_runs import BatchRun, block_run, join_runs, split_adaptive, split_de
 from .bound_backends import OTHER_BACKEND, BoundBackends, Geometries
 from .limits import chosen_backend, profile_of, verifies_adaptively
 from .metadata_graphs import MetadataGraphs
+from .rejection_warmup import warm_up_rejection
 from .reservation import RESERVATION
 from .settings import Settings
 from .step import Step, StepBuffers, check_batch, part, refresh
@@ -63,6 +64,7 @@ class PartsBuilder:
         self._tails = TreeTails(geometry, self.device) if tails else None
         self._guard = _rank_guard() if self._debug else None
         self._graphs = self._new_graphs()
+        warm_up_rejection(self.vllm_config, self.device)
 
     def _bind(self, layers: list[Any]) -> None:
         """Open the backends for the layers that the KV group has now. A draft model may add layers later."""
