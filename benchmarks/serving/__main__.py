@@ -4,9 +4,10 @@
 
 The servers of a plan start in waves (groups). Each server has an empty folder for all its caches. A workload runs twice
 on it: "cold", then "again". The servers of a wave alternate after each workload, so their rates can be compared; while
-one is measured, the others are idle. Servers with ``restart`` start first, one after another. After all passes they
-start a second time with the caches of the first, and the first workload runs as "restarted". Before the first wave a
-process imports the engine once, so that no start reads packages from disk.
+one is measured, the others are idle. Servers with ``restart`` start first, one after another, or together in a plan
+with ``paired``. After all passes they start a second time with the caches of the first, and the first workload runs as
+"restarted". Before the first wave a process imports the engine once, so that no start reads packages from disk;
+`--imported` leaves this out.
 
 The result is written to disk after every start and pass. What does not fit into `--seconds` is listed as not run, so a
 plan begins with its most important servers. `--waves` selects waves, and `--resume` keeps the rows of an earlier result
@@ -86,6 +87,7 @@ class Run:
         seconds: time for the whole run.
         before: earlier result of the same device and commit; its rows are kept.
         turns: file that is locked during a pass; None for no lock.
+        imported: the engine's modules were read from disk before.
     """
 
     def __init__(
@@ -96,8 +98,9 @@ class Run:
         seconds: float,
         before: Path | None = None,
         turns: Path | None = None,
+        imported: bool = False,
     ) -> None:
-        self._plan, self._out, self._folder, self._turns = plan, out, folder, turns
+        self._plan, self._out, self._folder, self._turns, self._imported = plan, out, folder, turns, imported
         self._until = time.monotonic() + seconds
         self.result: dict[str, Any] = {
             "schema": 1,
@@ -113,7 +116,8 @@ class Run:
 
     def run(self, waves: Sequence[int]) -> None:
         """Run these waves, by their numbers."""
-        self._read_packages()
+        if not self._imported:
+            self._read_packages()
         for number in waves:
             self._wave(number, self._plan.waves[number])
         self._write()
@@ -166,7 +170,7 @@ class Run:
                 for one in ready:
                     if at < (one.server.workloads or len(self._plan.workloads)):
                         self._pass(one, workload, "cold")
-                        if one.server.again:
+                        if one.server.again is True or at < one.server.again:
                             self._pass(one, workload, "again")
             self._restart([one for one in ready if one.server.restart and one.process is not None])
         finally:
@@ -175,10 +179,10 @@ class Run:
 
     def _started(self, served: list[Served], which: str) -> list[Served]:
         """Start servers, first those with ``restart`` one by one; record the starts, and return the ready ones."""
-        groups = [[one] for one in served if one.server.restart]
+        restarted = [one for one in served if one.server.restart]
         together = [one for one in served if not one.server.restart]
-        groups += [together] if together else []
-        return [ready for group in groups for ready in self._started_together(group, which)]
+        groups = [restarted] if self._plan.paired else [[one] for one in restarted]
+        return [ready for group in (*groups, together) if group for ready in self._started_together(group, which)]
 
     def _started_together(self, served: list[Served], which: str) -> list[Served]:
         processes = {number: one.start() for number, one in enumerate(served)}
@@ -186,6 +190,7 @@ class Run:
         for number, one in enumerate(served):
             if number in ready:
                 row = {"start": which, "alone": len(served) == 1, "seconds": ready[number]}
+                row |= {"paired": True} if self._plan.paired and one.server.restart else {}
                 row |= capacity(one.watch.log.read_text(errors="replace"))
                 self._add("starts", {**one.server.about, **row, **one.watch.since(one.mark)})
             else:
@@ -244,12 +249,13 @@ def main() -> None:
     parser.add_argument("--waves", help="numbers of the waves, such as 0,1; by default all")
     parser.add_argument("--resume", type=Path, help="result of the same device and commit; keep its rows")
     parser.add_argument("--turns", type=Path, help="file that runs on one GPU share, so that one measures at a time")
+    parser.add_argument("--imported", action="store_true", help="do not import the engine before the first wave")
     parser.add_argument("--folder", type=Path, help="empty folder for models, caches and logs; by default a new one")
     asked = parser.parse_args()
     folder = asked.folder or Path(tempfile.mkdtemp(prefix="draftmark-serving-"))
     plan = read(asked.plan)
     waves = range(len(plan.waves)) if asked.waves is None else [int(one) for one in asked.waves.split(",")]
-    Run(plan, asked.out, folder.resolve(), asked.seconds, asked.resume, asked.turns).run(waves)
+    Run(plan, asked.out, folder.resolve(), asked.seconds, asked.resume, asked.turns, asked.imported).run(waves)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Compilations of a server: counted by Triton's listener, by new libraries in its caches, and by its log."""
+"""Compilations of a server, counted by Triton's listener, new libraries and its log; and times of vLLM's builders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .hook.sitecustomize import FILE
+from .hook.sitecustomize import BUILDS, FILE
+from .measures import percentile
 
 HOOK = Path(__file__).parent / "hook"
 """Folder that PYTHONPATH of a server begins with."""
@@ -23,16 +24,17 @@ NAMES = 12
 
 @dataclass(frozen=True)
 class Mark:
-    """State of a server's files at one time: sizes in bytes of `events` and `log`, and the libraries."""
+    """State of a server's files at one time: sizes in bytes of `events`, `log` and `builds`, and the libraries."""
 
     events: int = 0
     log: int = 0
+    builds: int = 0
     libraries: frozenset[Path] = field(default_factory=frozenset)
 
 
 @dataclass(frozen=True)
 class Watch:
-    """Files of a server that show compilations.
+    """Files of a server that show compilations, and the times in which vLLM builds the metadata of steps.
 
     Attributes:
         events: file that the hook writes.
@@ -45,13 +47,19 @@ class Watch:
     caches: Path
 
     @property
+    def builds(self) -> Path:
+        """File of the builders' times, beside the file of events."""
+        return self.events.with_name("builds.jsonl")
+
+    @property
     def environment(self) -> dict[str, str]:
-        """Variable that names the file of events, for the server's process."""
-        return {FILE: str(self.events)}
+        """Variables that name the files of events and of the builders' times, for the server's process."""
+        return {FILE: str(self.events), BUILDS: str(self.builds)}
 
     def mark(self) -> Mark:
         """Return the state of now."""
-        return Mark(_size(self.events), _size(self.log), frozenset(self.caches.rglob("*.so")))
+        libraries = frozenset(self.caches.rglob("*.so"))
+        return Mark(_size(self.events), _size(self.log), _size(self.builds), libraries)
 
     def since(self, mark: Mark) -> dict[str, Any]:
         """Count the compilations after a mark.
@@ -60,6 +68,8 @@ class Watch:
             ``compiled`` and ``compile_s``: Triton kernels and their time. ``loaded``: kernels from Triton's cache.
             ``libraries``: new shared libraries, such as launchers and FlashInfer's modules. ``monitor``: lines of
             vLLM's monitor. ``warned``: draftmark's warnings. ``kernels``: names of the compiled kernels, and how often.
+            ``builds``, only of vLLM: number of builds and p50 and p99 of their microseconds, by the kind of step:
+            "decode", "prompt", or "mixed" with both.
         """
         lines = [json.loads(line) for line in _after(self.events, mark.events).splitlines() if line.endswith("}")]
         compiled = [line for line in lines if not line["loaded"]]
@@ -73,7 +83,16 @@ class Watch:
             "monitor": len(MONITOR.findall(log)),
             "warned": log.count(OURS),
             "kernels": [f"{name} x{count}" for name, count in names.most_common(NAMES)],
+            **self._build_times(mark),
         }
+
+    def _build_times(self, mark: Mark) -> dict[str, Any]:
+        times: dict[str, list[float]] = {}
+        for line in _after(self.builds, mark.builds).splitlines():
+            for kind, us in json.loads(line):
+                times.setdefault(kind, []).append(us)
+        found = {kind: [len(us), percentile(us, 0.5), percentile(us, 0.99)] for kind, us in sorted(times.items())}
+        return {"builds": found} if found else {}
 
 
 def _size(path: Path) -> int:

@@ -21,6 +21,8 @@ class Plan:
 
     Attributes:
         start_s, pass_s: seconds that a start and a pass are expected to take; none begins with less time left.
+        paired: servers with ``restart`` start together too, both times. Their start times are compared, because each
+            server has the same company.
     """
 
     engine: str
@@ -28,6 +30,7 @@ class Plan:
     waves: tuple[tuple[Server, ...], ...]
     start_s: float
     pass_s: float
+    paired: bool = False
 
 
 def read(path: Path) -> Plan:
@@ -39,4 +42,5 @@ def read(path: Path) -> Plan:
         Workload(**{name: tuple(one) if isinstance(one, list) else one for name, one in fields.items()})
         for fields in given["workloads"]
     )
-    return Plan(given["engine"], tuple(workloads), waves, given.get("start_s", 60.0), given.get("pass_s", 12.0))
+    times = given.get("start_s", 60.0), given.get("pass_s", 12.0)
+    return Plan(given["engine"], tuple(workloads), waves, *times, given.get("paired", False))

@@ -53,7 +53,7 @@ class Server:
         monitor: mode of vLLM's monitor of compilations: "warn" counts them, "error" ends the server at the first.
         restart: start a second time, with the caches of the first start.
         workloads: number of the plan's workloads that it runs, the first ones; 0 for all.
-        again: run each workload a second time.
+        again: number of the workloads that it runs a second time, the first ones; True for all, False for none.
         needs: package without which the server is skipped; "" for none.
         num_gpus: GPUs of the server; its ranks split the heads (tensor parallelism).
         arguments: more options of the command line, such as those of a CPU.
@@ -78,7 +78,7 @@ class Server:
     monitor: str = "warn"
     restart: bool = False
     workloads: int = 0
-    again: bool = True
+    again: int = True
     needs: str = ""
     num_gpus: int = 1
     arguments: Mapping[str, Any] = field(default_factory=dict)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,8 @@ def summary(record: Row) -> str:
 
 
 def _cells(record: Row, cold: Row, again: Row) -> list[str]:
-    starts = {one["start"]: one["seconds"] for one in record["starts"] if _same(one, cold) and one["alone"]}
+    comparable = (one for one in record["starts"] if _same(one, cold) and (one["alone"] or one.get("paired")))
+    starts = {one["start"]: one["seconds"] for one in comparable}
     name = cold["backend"].removeprefix(OURS["vllm"])
     return [
         _drafts(cold),
@@ -79,6 +81,7 @@ def _explained(record: Row) -> str:
         f"{one['requests']} requests, {1000 * one['gap_s']:.0f} ms apart on average, of {least:,} to {most:,} prompt "
         f"tokens and {few} to {many} new ones. *Cold* is the first pass, with empty caches, *again* the second. "
         "Latencies (first token p50/p99, between tokens p50/p99/worst) and compiled Triton kernels are of cold passes."
+        + (" Servers with start times started together." if any(one.get("paired") for one in record["starts"]) else "")
     )
 
 
@@ -95,10 +98,8 @@ def _capacities(record: Row) -> str:
 
 def _ended(record: Row) -> list[str]:
     """Return a list of what the monitor of compilations, other failures and missing time ended, and the notes."""
-    found = []
-    for row in record["rows"]:
-        if row.get("monitor_mode") == "error" and not row["failed"]:
-            found.append(f"* `--jit-monitor-mode error`, {_named(row)}, {row['pass']}: no compilation.")
+    strict = Counter(_named(row) for row in record["rows"] if row.get("monitor_mode") == "error" and not row["failed"])
+    found = [f"* {name}: no compilation in {count} passes." for name, count in strict.items()]
     found += [f"* {_named(row)}, {row['what']}: {row['why']}" for row in record["failed"]]
     for why in dict.fromkeys(row["why"] for row in record["not_run"]):
         names = dict.fromkeys(_named(row) for row in record["not_run"] if row["why"] == why)
@@ -108,7 +109,7 @@ def _ended(record: Row) -> list[str]:
 
 
 def _named(row: Row) -> str:
-    monitored = f", monitor {row['monitor_mode']}" if "monitor_mode" in row else ""
+    monitored = f", `--jit-monitor-mode {row['monitor_mode']}`" if "monitor_mode" in row else ""
     return f"{row['backend']}, {_drafts(row)}{monitored}".replace(", none", ", no drafts")
 
 

@@ -135,7 +135,7 @@ def test_plan_can_run(path: Path) -> None:
 
 
 def test_servers_alternate_and_restarted_ones_start_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers with restart start one by one, before and after the passes; the servers alternate after each workload."""
+    """Servers with restart start one by one, or as a pair, before and after the passes; workloads alternate servers."""
     begun: list[list[str]] = []
     passes: list[tuple[str, str, str]] = []
 
@@ -152,7 +152,11 @@ def test_servers_alternate_and_restarted_ones_start_one_by_one(tmp_path: Path, m
     monkeypatch.setattr(Run, "_pass", run_pass)
     monkeypatch.setattr(Run, "_read_packages", lambda run: None)
     monkeypatch.setattr("benchmarks.serving.__main__.Served.end", lambda one: None)
-    wave = [{"backend": "A", "restart": True}, {"backend": "B", "restart": True}, {"backend": "C", "workloads": 1}]
+    wave = [
+        {"backend": "A", "restart": True},
+        {"backend": "B", "restart": True, "again": 1},
+        {"backend": "C", "workloads": 1},
+    ]
     workloads = [{"name": "x", "seed": 1}, {"name": "y", "seed": 2}]
     (tmp_path / "plan.json").write_text(json.dumps({"engine": "vllm", "workloads": workloads, "waves": [wave]}))
     Run(read(tmp_path / "plan.json"), tmp_path / "out.json", tmp_path / "folder", 1e6).run([0])
@@ -161,7 +165,13 @@ def test_servers_alternate_and_restarted_ones_start_one_by_one(tmp_path: Path, m
     ]  # fmt: skip
     turns = [("A", "x"), ("B", "x"), ("C", "x"), ("A", "y"), ("B", "y")]
     expected = [(*one, name) for one in turns for name in ("cold", "again")]
+    expected.remove(("B", "y", "again"))
     assert passes == [*expected, ("A", "x", "restarted"), ("B", "x", "restarted")]
+
+    begun.clear()
+    plan = replace(read(tmp_path / "plan.json"), paired=True)
+    Run(plan, tmp_path / "out.json", tmp_path / "folder of a pair", 1e6).run([0])
+    assert begun == [["first", "A", "B"], ["first", "C"], ["second", "A", "B"]]
 
 
 def test_run_without_time_names_what_did_not_run(tmp_path: Path) -> None:
@@ -240,10 +250,20 @@ def test_table_of_a_record() -> None:
     ]
     assert "*H200 · vLLM 0.26.0 · commit 01234567*" in lines
     assert lines[-3:] == [
-        "* `--jit-monitor-mode error`, CUSTOM:cuda_triton, n-gram, monitor error, cold: no compilation.",
+        "* CUSTOM:cuda_triton, n-gram, `--jit-monitor-mode error`: no compilation in 1 passes.",
         "* FLASH_ATTN, n-gram, a, again: RuntimeError: x",
         "* Not run, no time left: FLASHINFER, no drafts.",
     ]
+
+
+def test_starts_of_a_pair_are_in_the_table() -> None:
+    """Servers that started together by plan are compared, and the text says so."""
+    record = a_record()
+    for number, start in enumerate(record["starts"]):
+        start |= {"alone": False, "paired": True, "seconds": 50.0 + number}
+    text = tables.summary(record)
+    assert "| FLASH_ATTN | 50.0 |" in text and "| `cuda_triton` | 51.0 |" in text
+    assert "Servers with start times started together." in text
 
 
 def test_table_stands_between_the_marks_of_each_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks.serving.client import ServerError, body, tokens_so_far
-from benchmarks.serving.compilations import HOOK, OURS, Watch
+from benchmarks.serving.compilations import HOOK, OURS, Mark, Watch
 from benchmarks.serving.measures import measured, percentile
 from benchmarks.serving.servers import Server, options
 from benchmarks.serving.workload import FIRST_ID, PERIOD, draw
@@ -117,6 +117,46 @@ def test_compilations_after_a_mark(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_builds_after_a_mark(tmp_path: Path) -> None:
+    """The builders' times after a mark are counted by the kind of step; an engine without them has no such field."""
+    watch = a_watch(tmp_path)
+    assert "builds" not in watch.since(watch.mark())
+    watch.builds.write_text('[["mixed", 9.0]]\n')
+    mark = watch.mark()
+    with watch.builds.open("a") as file:
+        file.write('[["mixed", 3.0], ["decode", 1.0]]\n[["mixed", 5.0], ["mixed", 4.0]]\n')
+    assert watch.since(mark)["builds"] == {"decode": [1, 1.0, 1.0], "mixed": [3, 4.0, 5.0]}
+
+
+BUILDER = """
+class DraftmarkBuilder:
+    def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
+        return common_attn_metadata.num_reqs
+"""
+BUILDS_OFTEN = """
+from types import SimpleNamespace
+from draftmark_vllm.builder import DraftmarkBuilder
+steps = [(4, 5), (4, 300), (1, 300), (1, 1)] * 17
+for reqs, rows in steps:
+    step = SimpleNamespace(num_reqs=reqs, max_query_len=rows)
+    assert DraftmarkBuilder().build(common_prefix_len=0, common_attn_metadata=step) == reqs
+"""
+
+
+def test_hook_times_builds_by_the_kind_of_step(tmp_path: Path) -> None:
+    """Builds of a step with decodes, with prompts or with both are told apart. A line has 32 builds."""
+    watch = a_watch(tmp_path)
+    (tmp_path / "draftmark_vllm").mkdir()
+    for name, text in (("__init__.py", ""), ("builder.py", BUILDER)):
+        (tmp_path / "draftmark_vllm" / name).write_text(text)
+    variables = Server("vllm", "CUSTOM:cuda_triton").variables(watch.caches, HOOK) | watch.environment
+    variables["PYTHONPATH"] = os.pathsep.join((str(HOOK), str(tmp_path)))
+    subprocess.run([sys.executable, "-c", BUILDS_OFTEN], env=variables, check=True)
+    found = watch.since(Mark())["builds"]
+    assert {kind: count for kind, (count, *_) in found.items()} == {"decode": 32, "mixed": 16, "prompt": 16}
+    assert all(0 < half <= most for _, half, most in found.values())
+
+
 COMPILES = """
 import triton
 import triton.language as tl
@@ -139,7 +179,7 @@ def test_hook_counts_a_process_that_compiles(tmp_path: Path) -> None:
     (tmp_path / "compiles.py").write_text(COMPILES)
     variables = Server("vllm", "CUSTOM:cuda_triton").variables(watch.caches, HOOK) | watch.environment
     subprocess.run([sys.executable, str(tmp_path / "compiles.py")], env=variables, check=True)
-    found = watch.since(watch.mark().__class__())
+    found = watch.since(Mark())
     assert found["compiled"] == found["loaded"] == 1 and found["compile_s"] > 0 and found["kernels"] == ["store_one x1"]
     assert list(watch.caches.glob("home/.triton/cache/*/store_one.json")), "the kernel lies in the server's own folder"
 

@@ -6,6 +6,7 @@ that no server of the benchmark uses, and that need libraries which a machine ma
 Python imports this module at the start of each process with this folder in PYTHONPATH. When the process imports
 Triton, the module sets Triton's own listener of compilations. Each compilation, and each kernel loaded from Triton's
 cache, becomes a line of JSON in the file that `FILE` names. Processes append to one file, so a line is one write.
+In the same way vLLM's builders of attention metadata get a timer, whose times go to the file that `BUILDS` names.
 """
 
 import contextlib
@@ -14,10 +15,24 @@ import importlib.util
 import json
 import os
 import sys
+from functools import wraps
+from time import perf_counter
 
 FILE = "DRAFTMARK_COMPILATIONS"
+BUILDS = "DRAFTMARK_BUILD_TIMES"
 UNUSED = "DRAFTMARK_UNUSED_MODULES"
 KNOBS = "triton.knobs"
+BUILDERS = {
+    "vllm.v1.attention.backends.flash_attn": "FlashAttentionMetadataBuilder",
+    "vllm.v1.attention.backends.mla.flashattn_mla": "FlashAttnMLAMetadataBuilder",
+    "draftmark_vllm.builder": "DraftmarkBuilder",
+    "draftmark_vllm.latent.builder": "DraftmarkMLABuilder",
+}
+"""vLLM's builders of attention metadata that are timed, by their modules."""
+PROMPT_ROWS = 64
+"""A step has a prompt if a request has at least this number of rows. Verified drafts are fewer."""
+FLUSHED = 32
+"""Number of builds whose times become one line."""
 
 
 def heard(src, metadata, metadata_group, times, cache_hit):
@@ -30,30 +45,71 @@ def heard(src, metadata, metadata_group, times, cache_hit):
             "loaded": cache_hit,
             "ms": round(times.total / 1000, 1),
         }
-        to = os.open(os.environ[FILE], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            os.write(to, (json.dumps(line) + "\n").encode())
-        finally:
-            os.close(to)
+        append(os.environ[FILE], line)
 
 
-class Finder:
-    """Finds `KNOBS` once, with a loader that sets the listener after the module has run."""
+def append(path, line):
+    """Append a line of JSON to a file, in one write."""
+    to = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(to, (json.dumps(line) + "\n").encode())
+    finally:
+        os.close(to)
+
+
+def timed(build):
+    """Return a builder's `build` that also notes its microseconds and whether the step has prompts and decodes."""
+    found = []
+
+    @wraps(build)
+    def build_and_note(self, common_prefix_len, common_attn_metadata, *rest, **more):
+        began = perf_counter()
+        made = build(self, common_prefix_len, common_attn_metadata, *rest, **more)
+        us = round(1e6 * (perf_counter() - began), 1)
+        has_prompt, reqs = common_attn_metadata.max_query_len >= PROMPT_ROWS, common_attn_metadata.num_reqs
+        found.append(["decode" if not has_prompt else "mixed" if reqs > 1 else "prompt", us])
+        if len(found) == FLUSHED:
+            with contextlib.suppress(OSError):
+                append(os.environ[BUILDS], found)
+            found.clear()
+        return made
+
+    return build_and_note
+
+
+def listen(module):
+    """Set Triton's listener; a Triton without it is not counted."""
+    module.compilation.listener = heard
+
+
+def time_builds(module):
+    """Time the builds of a module's builder."""
+    builder = getattr(module, BUILDERS[module.__name__])
+    builder.build = timed(builder.build)
+
+
+class After:
+    """Finds each of these modules once, with a loader that calls a function on the module after it has run."""
+
+    def __init__(self, functions):
+        self.functions = functions
 
     def find_spec(self, name, path=None, target=None):
-        """Return the spec of `KNOBS`, and None for any other module."""
-        if name != KNOBS:
+        """Return the spec of a listed module, and None for any other module."""
+        function = self.functions.pop(name, None)
+        if function is None:
             return None
-        sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
         run = spec.loader.exec_module
 
-        def run_and_listen(module):
+        def run_and_call(module):
             run(module)
-            with contextlib.suppress(Exception):  # a Triton without this listener is not counted
-                module.compilation.listener = heard
+            with contextlib.suppress(Exception):  # an engine that lacks the hook's place is not measured
+                function(module)
 
-        spec.loader.exec_module = run_and_listen
+        spec.loader.exec_module = run_and_call
         return spec
 
 
@@ -100,6 +156,8 @@ def run_hidden():
 
 
 if os.environ.get(FILE):
-    sys.meta_path.insert(0, Finder())
+    sys.meta_path.insert(
+        0, After({KNOBS: listen} | dict.fromkeys(BUILDERS if os.environ.get(BUILDS) else (), time_builds))
+    )
     sys.meta_path.insert(0, StandIns(filter(None, os.environ.get(UNUSED, "").split(","))))
     run_hidden()
