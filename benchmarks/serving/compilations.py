@@ -48,7 +48,7 @@ class Watch:
 
     @property
     def builds(self) -> Path:
-        """File of the builders' times, beside the file of events."""
+        """File of the builders' times, in the folder of the file of events."""
         return self.events.with_name("builds.jsonl")
 
     @property

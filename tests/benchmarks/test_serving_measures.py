@@ -144,7 +144,7 @@ for reqs, rows in steps:
 
 
 def test_hook_times_builds_by_the_kind_of_step(tmp_path: Path) -> None:
-    """Builds of a step with decodes, with prompts or with both are told apart. A line has 32 builds."""
+    """Builds of a step with decodes, with prompts or with both are counted separately. A line has 32 builds."""
     watch = a_watch(tmp_path)
     (tmp_path / "draftmark_vllm").mkdir()
     for name, text in (("__init__.py", ""), ("builder.py", BUILDER)):

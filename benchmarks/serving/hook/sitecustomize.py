@@ -6,7 +6,7 @@ that no server of the benchmark uses, and that need libraries which a machine ma
 Python imports this module at the start of each process with this folder in PYTHONPATH. When the process imports
 Triton, the module sets Triton's own listener of compilations. Each compilation, and each kernel loaded from Triton's
 cache, becomes a line of JSON in the file that `FILE` names. Processes append to one file, so a line is one write.
-In the same way vLLM's builders of attention metadata get a timer, whose times go to the file that `BUILDS` names.
+In the same way vLLM's builders of attention metadata get a timer. It writes to the file that `BUILDS` names.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ BUILDERS = {
 PROMPT_ROWS = 64
 """A step has a prompt if a request has at least this number of rows. Verified drafts are fewer."""
 FLUSHED = 32
-"""Number of builds whose times become one line."""
+"""Number of builds in one line of the file."""
 
 
 def heard(src, metadata, metadata_group, times, cache_hit):

@@ -75,7 +75,7 @@ def test_nothing_is_verified(verified: list[tuple[int, bool]], given: SimpleName
 
 
 def test_a_release_with_its_own_warm_up(verified: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A release that registers the kernel for its own warm-up is left alone."""
+    """Nothing is verified in a release that registers the kernel for its own warm-up."""
     monkeypatch.setattr(rejection_sampler, OWN, None, raising=False)
     warm_up_rejection(config(), torch.device("cuda"))
     assert not verified

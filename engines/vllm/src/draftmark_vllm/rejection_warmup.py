@@ -39,7 +39,7 @@ def _warm_up(drafts: int, synthetic: bool, device: torch.device) -> None:
 
 
 def verify_greedily(drafts: int, synthetic: bool, device: torch.device) -> torch.Tensor:
-    """Verify one greedy request whose drafts are all accepted.
+    """Verify one greedy request, and accept all its drafts.
 
     Args:
         drafts: number of drafts.
