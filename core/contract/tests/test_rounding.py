@@ -79,6 +79,9 @@ def test_rounded_operands_are_wrong_where_they_are_not_allowed(seed: int) -> Non
     ids=["weights-e5m2", "weights-below-one", "weights-cut", "q-e5m2", "q-subnormal", "a-key-missing"],
 )
 def test_coarser_rounding_is_wrong(fault: dict) -> None:
-    """Two mantissa bits, a range that e4m3 does not have, and a missing key exceed the bound in one of two layers."""
+    """A kernel that rounds to fewer bits or to a smaller range than e4m3, or skips a key, exceeds the bound.
+
+    A fault may stay within the bound on one random layer, so the kernel runs on two.
+    """
     found = [wrong_elements(kernel(seed, **fault), oracle(seed, ROUNDS), ROUNDS)[0].any() for seed in range(2)]
     assert any(found)

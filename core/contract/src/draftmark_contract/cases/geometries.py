@@ -23,6 +23,8 @@ from ..check import Case
 LIMITS = Limits(max_num_reqs=6, max_context_len=84, max_extend_tokens=48, capture_batch_sizes=(1, 4, 8))
 """Padding reaches 8 while at most six requests are live (sglang#25124). 84 is a multiple of no page size used here."""
 SMALL = AttentionShape(num_qo_heads=4, num_kv_heads=2, head_dim=64, page_size=16)
+ONE_KV_HEAD = replace(SMALL, num_qo_heads=2, num_kv_heads=1)
+"""Shape of variants that vary the forward and not the heads. An interpreter runs a program for each KV head."""
 TREE = DraftShape(topk=3, num_steps=4, num_draft_tokens=6)
 """D is neither S + 1 nor k·(S-1) (sglang#27545)."""
 PAGE128 = AttentionShape(4, 2, 128, page_size=128, q_dtype="float16", kv_dtype="float16")
@@ -89,8 +91,10 @@ def all_shapes() -> list[Shape]:
 
 def behaviours() -> dict[str, Geometry]:
     """Return the geometries of every check except the numerics checks, by name."""
-    window = replace(SMALL, page_size=8, window_left=5, logits_soft_cap=30.0)
-    tokens = replace(SMALL, page_size=1)
+
+    def windowed(shape: AttentionShape) -> AttentionShape:
+        return replace(shape, page_size=8, window_left=5, logits_soft_cap=30.0)
+
     wide = DraftShape(topk=8, num_steps=6, num_draft_tokens=35)
     # Keep the prefill limit small. With a large one, buffers sized for prefill would also hold the rows of other modes,
     # and a wrong row count in those modes would not show (sglang#27338).
@@ -99,20 +103,20 @@ def behaviours() -> dict[str, Geometry]:
         "small": mandatory(),
         "target": _make(),
         "draft": _make(modes=DRAFT_MODES),
-        "target-window": _make(window),
-        "draft-window": _make(window, modes=DRAFT_MODES),
-        "target-page1-words2": _make(tokens, wide),
-        "draft-page1-words2": _make(tokens, wide, modes=DRAFT_MODES),
+        "target-window": _make(windowed(SMALL)),
+        "draft-window": _make(windowed(ONE_KV_HEAD), modes=DRAFT_MODES),
+        "target-page1-words2": _make(replace(SMALL, page_size=1), wide),
+        "draft-page1-words2": _make(replace(ONE_KV_HEAD, page_size=1), wide, modes=DRAFT_MODES),
         "target-overlap": _make(limits=replace(LIMITS, overlap=True)),
-        "draft-overlap": _make(limits=replace(LIMITS, overlap=True), modes=DRAFT_MODES),
-        "target-page32-long": _make(replace(SMALL, page_size=32), limits=replace(LIMITS, max_context_len=700)),
-        "target-rows-of-verify": _make(draft=DraftShape(topk=2, num_steps=2, num_draft_tokens=7), limits=short),
+        "draft-overlap": _make(ONE_KV_HEAD, limits=replace(LIMITS, overlap=True), modes=DRAFT_MODES),
+        "target-page32-long": _make(replace(ONE_KV_HEAD, page_size=32), limits=replace(LIMITS, max_context_len=700)),
+        "target-rows-of-verify": _make(ONE_KV_HEAD, DraftShape(topk=2, num_steps=2, num_draft_tokens=7), limits=short),
         "draft-rows-of-topk": _make(
-            draft=DraftShape(topk=9, num_steps=3, num_draft_tokens=2), limits=short, modes=DRAFT_MODES
+            ONE_KV_HEAD, DraftShape(topk=9, num_steps=3, num_draft_tokens=2), limits=short, modes=DRAFT_MODES
         ),
         "all-fp32": _make(replace(SMALL, q_dtype="float32", kv_dtype="float32", page_size=8), modes=CORE_MODES),
         "target-topk1": _make(draft=DraftShape(topk=1, num_steps=5, num_draft_tokens=6)),
-        "draft-chain": _make(draft=DraftShape(topk=1, num_steps=5, num_draft_tokens=3), modes=DRAFT_MODES),
+        "draft-chain": _make(ONE_KV_HEAD, DraftShape(topk=1, num_steps=5, num_draft_tokens=3), modes=DRAFT_MODES),
         "target-page128": _make(PAGE128, PAGE128_TREE, PAGE128_LIMITS),
         "draft-page128": _make(PAGE128, PAGE128_TREE, PAGE128_LIMITS, DRAFT_MODES),
         "all-modes": _make(modes=CORE_MODES),

@@ -41,8 +41,8 @@ def convolution(channels: int, kernel: int = 3, **more: Any) -> StateShape:
 LAYERS = {
     "gdn": recurrent(Recurrence.DELTA, Gate.HEAD, (4, 2), 32, 16, **EXACT),
     "kda": recurrent(Recurrence.DELTA, Gate.KEY, (3, 3), 16, 32),
-    "mamba2": recurrent(Recurrence.DECAY, Gate.HEAD, (8, 2), 16, 32, **EXACT),
-    "mamba1": recurrent(Recurrence.DECAY, Gate.KEY, (6, 1), 1, 16, dtype="float16", conv_dtype="float16"),
+    "mamba2": recurrent(Recurrence.DECAY, Gate.HEAD, (4, 1), 16, 32, **EXACT),
+    "mamba1": recurrent(Recurrence.DECAY, Gate.KEY, (3, 1), 1, 16, dtype="float16", conv_dtype="float16"),
     "lightning": recurrent(Recurrence.DECAY, Gate.CONSTANT, (3, 3), 32, 16, **EXACT, **NO_CONVOLUTION),
     "conv": convolution(40),
 }

@@ -24,7 +24,7 @@ from . import state
 from .forwards import ForwardCase
 from .geometries import Shape
 from .space import covering, log_uniform
-from .state import CHAIN, FEW, LAYERS, LIMITS, ROUNDED, SINCE, TREE, geometry_of
+from .state import CHAIN, FEW, LAYER_COUNT, LAYERS, LIMITS, ROUNDED, SINCE, TREE, geometry_of
 from .state_rounds import TREES, Round, StateEngine
 
 VERIFIES = (Mode.VERIFY, Mode.RAGGED_VERIFY)
@@ -46,6 +46,11 @@ def _limits(rows: int) -> Limits:
     return replace(LIMITS, row_budgets=(2 * rows + 3, 4 * rows + 3))
 
 
+def _layer_of(name: str, draft: DraftShape = CHAIN, limits: Limits = LIMITS, **more: Any) -> StateGeometry:
+    """Return a geometry for rules of one layer. Only one layer of each recurrence has a second layer next to it."""
+    return geometry_of(name, draft, limits, layers=LAYER_COUNT if name in FEW else 1, **more)
+
+
 def _case(name: str, value: object, geometry: StateGeometry, label: str = "") -> Case:
     return Shape(name, geometry, SINCE).case(value, label)
 
@@ -62,7 +67,7 @@ def trees() -> list[Case]:
             names = [[*LAYERS][at % len(LAYERS)], FEW[at % len(FEW)]]
         for name in dict.fromkeys(names):
             for tree in (False, True)[rows > 1 and name not in FEW : 1 + (rows > 1)]:
-                geometry = geometry_of(name, draft_of(rows, tree), _limits(rows))
+                geometry = _layer_of(name, draft_of(rows, tree), _limits(rows))
                 found.append(_case(name, _trees(geometry, tree, at), geometry, f"{'tree' if tree else 'chain'}{rows}"))
     return found
 
@@ -160,7 +165,7 @@ def any_rows() -> list[Case]:
             ("verify", CHAIN, (Mode.EXTEND, Mode.DECODE, Mode.VERIFY)),
             ("ragged", CHAIN, (Mode.EXTEND, Mode.DECODE, Mode.RAGGED_VERIFY)),
         )[: 4 if name in LARGE else 2]:
-            geometry = geometry_of(name, draft, modes=modes)
+            geometry = _layer_of(name, draft, modes=modes)
             found.append(_case(name, _any_rows(geometry, len(found)), geometry, label))
     return found
 
@@ -192,7 +197,7 @@ def fresh() -> list[Case]:
     found: list[Case] = []
     for name in LAYERS:
         for draft in (CHAIN, TREE):
-            geometry = geometry_of(name, draft)
+            geometry = _layer_of(name, draft)
             for first in STATE_MODES:
                 if draft is TREE and first in (Mode.EXTEND, Mode.DECODE):
                     continue  # Their rows are chains.
@@ -245,7 +250,7 @@ def chunks() -> list[Case]:
     found = []
     for name in LAYERS:
         limits = replace(LIMITS, max_extend_tokens=280)
-        geometry = geometry_of(name, CHAIN, limits)
+        geometry = _layer_of(name, CHAIN, limits)
         for label, cut in CUTS.items():
             if sum(cut) > 200 and name not in FEW:
                 continue

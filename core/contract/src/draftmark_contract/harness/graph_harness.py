@@ -164,7 +164,7 @@ class GraphHarness:
 
     def capture(self, key: GraphKey, short: bool = False) -> Loaded:
         """Run a key's step eagerly, then capture it. The check `graphs.captured_run_is_right` tests the output."""
-        loaded, _ = self.warm_up(key, short)
+        loaded = self._round_of_capture(key, short)
         self.record(key, loaded)
         return loaded
 

@@ -25,9 +25,9 @@ CONSUMER_REGISTERS_UPCAST, CONSUMER_REGISTERS_UPCAST_128 = 168, 200
 """Registers of a consumer thread next to a producer warp group that upcasts e4m3; the second value for two consumer
 warp groups with tiles of 128 keys."""
 CONSUMER_REGISTERS_ROUNDED = 216
-"""Registers of a consumer thread next to a producer warp group that transposes V, which has 56 a thread."""
+"""Registers of a consumer thread next to a producer warp group that transposes V. A producer thread has 56."""
 CONSUMER_REGISTERS_GATHER = 224
-"""Registers of a consumer thread with two consumer warp groups and four gathering warps, which have 56 a thread."""
+"""Registers of a consumer thread with two consumer warp groups and four gathering warps. A gathering thread has 56."""
 
 
 def box_keys(page_size: int, config: KernelConfig) -> int:
