@@ -23,6 +23,7 @@ FAULTS = "engines.vllm_judge.tests.pace_faults"
 pytestmark = pytest.mark.usefixtures("judged")
 ROUNDS = "history.equals_a_fresh_state[small-{}]"
 DECODE = "numerics.match_float64[bf16-gqa4-128-decode]"
+REPEATS = "repeats.give_the_same_bits[decode]"  # opens the layer twice
 SERVE = """
 import sys
 from vllm import LLM, SamplingParams
@@ -46,7 +47,9 @@ def item(target: str, name: str) -> Any:
     return next(one for one in ENGINE.open(target, "cpu").items() if one.id == name)
 
 
-@pytest.mark.parametrize("name", [DECODE, "numerics.match_float64[fp32-gqa4-64-mixed]", ROUNDS.format("all-accepted")])
+@pytest.mark.parametrize(
+    "name", [DECODE, "numerics.match_float64[fp32-gqa4-64-mixed]", REPEATS, ROUNDS.format("all-accepted")]
+)
 def test_vendors_backend_is_right(name: str) -> None:
     """The backend that pace-vllm's platform selects passes eager steps, and rounds in which all drafts are accepted."""
     item(TARGET, name).run()

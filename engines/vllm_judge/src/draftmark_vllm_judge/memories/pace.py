@@ -47,19 +47,24 @@ class PaceMemory:
             num_blocks=-(-num_tokens // block) + 2 * requests,
             dtype=spec.dtype,
         )
-        cache = PaceKVCache(sizes, list(layers))
-        clear_layer_registry()
-        for name in layers:
-            register_layer(name, cache, cache.pool_for_layer(cache.layer_idx_of(name)))
-        set_current_kv_cache(cache)
+        self._cache, self._layers = PaceKVCache(sizes, list(layers)), tuple(layers)
         self._runner: Any = object.__new__(PaceModelRunner)
-        self._runner.pace_kv_cache, self._runner._pace_connector = cache, None
+        self._runner.pace_kv_cache, self._runner._pace_connector = self._cache, None
         self._runner.model_config = config.model_config
         self._runner.input_batch = SimpleNamespace(req_ids=[])
-        cache.set_owner(self._runner)
+        self._cache.set_owner(self._runner)
+        self._make_current()
+
+    def _make_current(self) -> None:
+        """Put this memory into pace-vllm's registry, which serves one model per process; the judge may open two."""
+        clear_layer_registry()
+        for name in self._layers:
+            register_layer(name, self._cache, self._cache.pool_for_layer(self._cache.layer_idx_of(name)))
+        set_current_kv_cache(self._cache)
 
     def update(self, schedule: Schedule) -> None:
         """Hand the scheduler's output to pace-vllm's runner, and set the order of the batch as vLLM's runner does."""
+        self._make_current()
         running = [name for name in schedule.computed if name not in schedule.new]
         output = SimpleNamespace(
             scheduled_new_reqs=[SimpleNamespace(req_id=name) for name in schedule.new],
