@@ -126,3 +126,18 @@ def test_kernels_compile_without_a_gpu(arch, gate, nodes):
     for spec in state_calls_of(geometry_of(shape, nodes), arch):
         compiled = spec.compile()
         assert compiled.asm["cubin"].startswith(b"\x7fELF") and compiled.metadata.shared <= most, spec.name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("state_dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("recurrence", "gate"),
+    [(Recurrence.DELTA, Gate.HEAD), (Recurrence.DELTA, Gate.KEY), (Recurrence.DECAY, Gate.HEAD)],
+)
+def test_every_pair_of_dtypes_compiles_for_hopper(recurrence, gate, dtype, state_dtype):
+    """Verifies and commits compile for rows of one dtype and states of another."""
+    shape = replace(QWEN, recurrence=recurrence, gate=gate, dtype=dtype, state_dtype=state_dtype, conv_dtype=state_dtype)
+    for spec in state_calls_of(geometry_of(shape)):
+        if spec.kernel.__name__ in ("verify_pairs", "recur_verify", "commit_rows"):
+            assert spec.compile().asm["cubin"].startswith(b"\x7fELF"), spec.name

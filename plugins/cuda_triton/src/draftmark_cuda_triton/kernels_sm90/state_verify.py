@@ -77,6 +77,7 @@ def parts_times(part, own, found, PARTS: gl.constexpr):
     elif PARTS == 1:
         return mma_v2(part.to(gl.bfloat16), own, found)
     else:
+        part = part.to(gl.float32)
         for _ in gl.static_range(PARTS):
             bits = part.to(gl.int32, bitcast=True)
             found = mma_v2((bits >> 16).to(gl.int16).to(gl.bfloat16, bitcast=True), own, found)
