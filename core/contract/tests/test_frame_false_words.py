@@ -241,6 +241,22 @@ def test_exhausted_machine_gives_no_verdict(plugin: Plugin, error: str, words: s
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("enough", [True, False])
+def test_item_that_lacked_memory_beside_others_runs_again_alone(plugin: Plugin, enough: bool) -> None:
+    """The item counts as it ends without other processes; if memory runs out there too, the run gives no verdict."""
+    again = "os.path.exists('tried')" if enough else "False"
+    raises = "open('tried', 'a').write('x')\n        raise MemoryError"
+    folder = plugin(f"import os\ndef act():\n    if not {again}:\n        {raises}\n")
+    code, text = folder.run("odd", "--tier", "sizing", "-k", ONE, "--workers", 2, "--json", "v.json")
+    tried = (folder.path / "tried").read_text()
+    if enough:
+        outcomes = [row["outcome"] for row in json.loads((folder.path / "v.json").read_text())["results"]]
+        assert code != 1 and outcomes == ["passed"] * 5 and tried == "x", text
+    else:
+        assert code == 2 and f"because in {ONE}[padded] memory ran out" in text and tried == "xx", text
+
+
+@pytest.mark.long
 def test_impossible_request_of_memory_is_the_backends_failure(plugin: Plugin) -> None:
     """If a backend requests more memory than the machine has, its item fails."""
     text = "DefaultCPUAllocator: not enough memory: you tried to allocate 9223372036854775807 bytes."

@@ -21,7 +21,6 @@ from .known import KnownFailure
 from .limits import LIMIT_S, time_limit
 from .outcome import Outcome, Result
 from .resources import exhausted
-from .stopped import RunStopped
 
 
 @dataclass(frozen=True)
@@ -179,8 +178,8 @@ def _run(item: Item, subject: UnderTest, limit: float) -> tuple[Outcome, str, Dr
     except BaseException as error:  # A plugin may raise any exception, including SystemExit.
         if isinstance(error, (Refused, Unjudged)) and subject.admits(error):
             return Outcome.REFUSED if isinstance(error, Refused) else Outcome.UNJUDGED, str(error), None
-        if reason := exhausted(error):
-            raise RunStopped(f"in {item.id} {reason}") from error
+        if stopped := exhausted(error, item.id):
+            raise stopped from error
         return (
             Outcome.FAILED,
             explanation(error, item.check, item.case, item.asks, subject.current, subject.command),

@@ -184,11 +184,17 @@ class Pool:
     def run(self, items: Sequence[Listed], started: Callable[[str], None] = lambda item: None) -> Iterator[Result]:
         """Run items, in their order, and yield each result as its item ends. `started` is called at every tick, too.
 
+        An item in which memory ran out beside others runs again at the end, when no other process is left.
+
         Raises:
             RunStopped: the run cannot go on, for a reason that is not the backend's.
         """
         tiers, left = {one.id: one.tier.value for one in items}, deque(one.id for one in items)
-        while left or any(one.busy for one in self._processes):
+        alone: deque[str] = deque()
+        while left or alone or any(one.busy for one in self._processes):
+            if not left and not any(one.busy for one in self._processes):
+                self.end()
+                left, alone, self._workers = alone, deque(), 1
             self._supply(left, started)
             process, row = self._next(started)
             if process not in self._processes:
@@ -203,8 +209,11 @@ class Pool:
                 yield Result.from_json(row[1]["result"])
             elif row[0] == Answer.OPENED:
                 process.opened = True
+            elif row[0] == Answer.LACKED and self._workers > 1 and process.busy:
+                alone.append(process.busy)
+                self._processes.remove(process)
             else:
-                raise RunStopped(row[1] if row[0] == Answer.STOPPED else f"in a further process {row[1]}")
+                raise RunStopped(f"in a further process {row[1]}" if row[0] == Answer.FAILED else row[1])
 
     def _supply(self, left: deque[str], started: Callable[[str], None]) -> None:
         """Give each waiting process an item, and start processes while items and places are left."""

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+from .stopped import MemoryRanOut, RunStopped
+
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _TORCH_CPU = re.compile(r"DefaultCPUAllocator: .*?you tried to allocate (\d+) bytes", re.DOTALL)
 """Error of torch's CPU allocator, which is a plain RuntimeError."""
@@ -32,18 +34,20 @@ def release_memory(device: str) -> None:
             module.empty_cache()
 
 
-def exhausted(error: BaseException) -> str:
-    """Return as a clause why the machine, not the backend, caused the error; "" if the backend caused it.
+def exhausted(error: BaseException, item: str) -> RunStopped | None:
+    """Return why the machine, not the backend, caused the error of an item; None if the backend caused it.
 
     A request for more memory than the machine has is an error of the backend.
     """
     # Start with the innermost cause, which has the operating system's message.
     for one in reversed(list(_chain(error))):
         if isinstance(one, OSError) and one.errno in _DISK:
-            return f"a file cannot be written ({one.strerror}: {one.filename or 'unnamed'}); free space there"
+            where = one.filename or "unnamed"
+            return RunStopped(f"in {item} a file cannot be written ({one.strerror}: {where}); free space there")
         if _out_of_memory(one):
-            return f"memory ran out ({_first_line(one)}); use fewer --workers, or a machine with more memory"
-    return ""
+            remedy = "use fewer --workers, or a machine with more memory"
+            return MemoryRanOut(f"in {item} memory ran out ({_first_line(one)}); {remedy}")
+    return None
 
 
 def _out_of_memory(error: BaseException) -> bool:

@@ -20,6 +20,10 @@ class RunStopped(Exception):
     """The run cannot go on. The message is a clause that continues "has no verdict, because"."""
 
 
+class MemoryRanOut(RunStopped):
+    """Memory of the machine or the device ran out in an item. The item may have enough without other processes."""
+
+
 def killed_from_outside(code: int | None, where: str) -> str:
     """Return as a clause which outside signal ended a process of the run; "" if the backend may have ended it.
 

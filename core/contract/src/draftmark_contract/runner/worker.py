@@ -22,7 +22,7 @@ from draftmark.errors import DraftmarkError
 from .limits import LIMIT_S
 from .outcome import Outcome
 from .parent import end_with_parent
-from .stopped import RunStopped
+from .stopped import MemoryRanOut, RunStopped
 from .subject import Subject
 
 LOST = "after this item the device accepted no more work from this process"
@@ -39,6 +39,8 @@ class Answer(StrEnum):
     """Its items, and the rules that have none."""
     ENDED = "ended"
     """An item has ended: its result, and whether the process can run another item."""
+    LACKED = "lacked"
+    """Memory ran out in the item: the reason. The process ends."""
     STOPPED = "stopped"
     """The run cannot go on, for a reason that is not the backend's."""
 
@@ -71,6 +73,9 @@ def work(commands: TextIO, answers: TextIO) -> None:
                     return
         except DraftmarkError as error:
             say(Answer.FAILED, str(error))
+            return
+        except MemoryRanOut as ran_out:
+            say(Answer.LACKED, str(ran_out))
             return
         except RunStopped as stopped:
             say(Answer.STOPPED, str(stopped))
