@@ -184,7 +184,7 @@ class Pool:
     def run(self, items: Sequence[Listed], started: Callable[[str], None] = lambda item: None) -> Iterator[Result]:
         """Run items, in their order, and yield each result as its item ends. `started` is called at every tick, too.
 
-        An item in which memory ran out beside others runs again at the end, when no other process is left.
+        An item in which memory ran out while others ran runs again at the end, when no other process is left.
 
         Raises:
             RunStopped: the run cannot go on, for a reason that is not the backend's.
