@@ -186,11 +186,9 @@ def around(backend: Any, method: str, call: Callable[..., None]) -> None:
 
 def new_slots(backend: Any) -> None:
     """Move the backend's slot mapping to newly allocated memory, in the arena and in the backend's attribute."""
-    block = backend.arena._blocks["slot_mapping"]
-    fresh = replace(block, tensor=torch.empty_like(block.tensor))
-    backend.arena._blocks["slot_mapping"] = fresh
+    fresh = backend.arena._tensors["slot_mapping"] = torch.empty_like(backend.arena["slot_mapping"])
     if "_slots" in vars(backend):
-        backend._slots = fresh.tensor
+        backend._slots = fresh
 
 
 def forgets_cap(*modes: Mode) -> Callable[[Any], None]:

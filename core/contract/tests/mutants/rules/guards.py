@@ -85,12 +85,11 @@ def _first_size(backend: Any) -> None:
 
 def _shared(geometry: Any, backend: Any) -> Any:
     """Use one slot mapping for all geometries."""
-    block = backend.arena._blocks["slot_mapping"]
-    device = str(block.tensor.device)
+    own = backend.arena["slot_mapping"]
+    device = str(own.device)
     if device not in _COMMON:
-        _COMMON[device] = torch.empty(1 << 16, dtype=torch.int64, device=block.tensor.device)
-    view = _COMMON[device][: block.tensor.numel()]
-    backend.arena._blocks["slot_mapping"] = replace(block, tensor=view)
+        _COMMON[device] = torch.empty(1 << 16, dtype=torch.int64, device=own.device)
+    view = backend.arena._tensors["slot_mapping"] = _COMMON[device][: own.numel()]
     if hasattr(backend, "_slots"):
         backend._slots = view
     return backend

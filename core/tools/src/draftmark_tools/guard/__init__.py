@@ -3,6 +3,7 @@
 `draftmark.guard` finds this package by its name. The core has the checks of shapes, types and host numbers.
 """
 
+from .arena import GuardedArena
 from .backend import GuardedBackend
 from .state import GuardedState
 from .tree_ops import GuardedTreeOps
@@ -16,6 +17,7 @@ from .values import (
 )
 
 __all__ = [
+    "GuardedArena",
     "GuardedBackend",
     "GuardedState",
     "GuardedTreeOps",
