@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from draftmark import DraftmarkError, Geometry, GeometryPair
+from draftmark import DraftmarkError, Geometry
 from draftmark.errors import GeometryError
 
 NAN, INF = math.nan, math.inf
@@ -111,38 +111,6 @@ def test_only_the_first_bad_field_is_reported(make_geometry):
     with pytest.raises(GeometryError) as caught:
         make_geometry(topk=0, page_size=0)
     assert caught.value.field == "attention.page_size"
-
-
-@pytest.mark.parametrize(
-    ("difference", "field"),
-    [
-        ({"topk": 2}, "pair.draft"),
-        ({"num_draft_tokens": 2}, "pair.draft"),
-        ({"max_context_len": 33}, "pair.limits"),
-        ({"overlap": True}, "pair.limits"),
-        ({"capture_batch_sizes": (1,)}, "pair.limits"),
-        ({"page_size": 8}, "pair.page_size"),
-    ],
-)
-def test_a_pair_shares_draft_shape_limits_and_page_size(make_geometry, difference, field):
-    """A draft geometry with a different value in a shared field is refused with the field's name."""
-    with pytest.raises(GeometryError) as caught:
-        GeometryPair(make_geometry(), make_geometry(**difference))
-    assert caught.value.field == field
-
-
-def test_a_pair_may_differ_in_fields_of_each_model(make_geometry):
-    """Heads, head_dim, dtypes and window may differ between target and draft model."""
-    target = make_geometry()
-    other = {"num_qo_heads": 2, "num_kv_heads": 1, "head_dim": 20, "kv_dtype": "float16", "window_left": 5}
-    pair = GeometryPair(target, make_geometry(**other, num_sms=132))
-    assert pair.target is target
-    assert pair.target.max_pages_per_req == pair.draft.max_pages_per_req
-
-
-def test_capture_sizes_are_compared_without_order(make_geometry):
-    """create() sorts and deduplicates, so (4, 8) and (8, 4, 4) are equal limits."""
-    GeometryPair(make_geometry(capture_batch_sizes=(4, 8)), make_geometry(capture_batch_sizes=(8, 4, 4)))
 
 
 def test_a_geometry_is_immutable_and_hashable(make_geometry):

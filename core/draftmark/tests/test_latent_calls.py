@@ -8,7 +8,7 @@ import torch
 import draftmark
 from core.draftmark.tests.bad_calls import Rig
 from core.draftmark.tests.latent_shapes import LATENT, LatentRig, plugin_with
-from draftmark import BatchError, Form, GeometryError, GeometryPair
+from draftmark import BatchError, Form
 from draftmark.runtime import KVCache
 
 ROWS = torch.zeros(32, 4, 12)
@@ -88,15 +88,6 @@ def test_lse_is_asked_only_of_a_backend_that_writes_it():
     old.forward()
     with pytest.raises(BatchError, match=r"BackendInfo\.lse is False; pass None"):
         old.backend.attend(old.q, old.cache, old.batch, old.out, good)
-
-
-def test_a_latent_target_and_a_gqa_draft_share_pages(make_geometry):
-    """The two models of a pair share the page size and page ids; the bytes of a page differ."""
-    pair = GeometryPair(make_geometry(**LATENT), make_geometry())
-    assert pair.target.max_pages_per_req == pair.draft.max_pages_per_req
-    assert (pair.target.page_bytes, pair.draft.page_bytes) == (4 * 12 * 4, 2 * 4 * 2 * 8 * 4)
-    with pytest.raises(GeometryError, match=r"pair\.page_size is 8, but the target has 4"):
-        GeometryPair(make_geometry(**LATENT), make_geometry(page_size=8))
 
 
 def test_host_lengths_and_pages_of_a_latent_geometry_are_those_of_any_other(make_geometry):

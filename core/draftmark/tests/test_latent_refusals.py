@@ -8,7 +8,7 @@ import torch
 import draftmark
 from core.draftmark.tests.bad_calls import Rig
 from core.draftmark.tests.latent_shapes import LATENT, LatentRig, plugin_with
-from draftmark import AttentionShape, BatchError, Form, Geometry, GeometryError, GeometryPair
+from draftmark import AttentionShape, BatchError, Form, Geometry, GeometryError
 from draftmark.runtime import Arena, KVCache, KVPool
 
 PARTS, STRIDED = (Form.LATENT_PARTS,), (Form.STRIDED_KV,)
@@ -129,10 +129,3 @@ def test_guard_mode_refuses_a_claim_of_lse_without_the_argument():
     rig.forward()
     with pytest.raises(BatchError, match=r"BackendInfo.lse is True, but the backend's attend has no argument lse"):
         rig.backend.attend(rig.q, rig.cache, rig.batch, rig.out, torch.empty(8, 4))
-
-
-def test_a_pair_refuses_wrong_types(make_geometry):
-    """A geometry of another type is refused with the field's name."""
-    with pytest.raises(GeometryError) as caught:
-        GeometryPair(None, make_geometry())
-    assert caught.value.field == "pair.target"

@@ -11,7 +11,6 @@ import torch
 from draftmark import (
     AttentionShape,
     Geometry,
-    GeometryPair,
     HostLengthsNeed,
     LoadedBackend,
     Mode,
@@ -36,6 +35,7 @@ from draftmark.runtime import (
 )
 
 from .config import EngineConfig
+from .geometry_pair import check_pair
 from .memory import require_memory
 from .models import LayerAttention
 from .states import StateLayers, state_geometries, state_slots
@@ -246,7 +246,7 @@ def open_layers(
     for geometry in every:
         loaded.require(geometry)
     if draft is not None:
-        GeometryPair(geometries[0][0], geometries[1][0])
+        check_pair(geometries[0][0], geometries[1][0])
     unique = any(loaded.requirements(geometry).unique_slots for geometry in every)
     null: int = every[0].null_pages(unique)
     total: int = config.num_pages or null + config.max_num_reqs * every[0].max_pages_per_req

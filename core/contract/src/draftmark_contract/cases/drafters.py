@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from draftmark.geometry import AttentionShape, DraftShape, Geometry, GeometryPair, Limits, Mode
+from draftmark.geometry import AttentionShape, DraftShape, Geometry, Limits, Mode
 
 from ..check import Case
 from ..oracle.formulas import draft_steps, rows_and_tail
@@ -28,17 +28,18 @@ class Rounds:
     """Rounds of one pair of a target and a draft model, each a list of forwards in order.
 
     Attributes:
-        pair: the two geometries.
+        target, draft: geometries of the two models.
         forwards: ``[rounds][forwards]``. The target's forward is the one in VERIFY.
     """
 
-    pair: GeometryPair
+    target: Geometry
+    draft: Geometry
     forwards: tuple[tuple[ForwardCase, ...], ...]
 
     @property
     def geometry(self) -> Geometry:
         """The drafter's geometry, which has the more special modes."""
-        return self.pair.draft
+        return self.draft
 
 
 def rounds() -> list[Case]:
@@ -77,7 +78,7 @@ def _rounds(shape: AttentionShape, modes: tuple[Mode, ...], drafts: DraftShape =
         read = [replace(_at(whole, draft, mode, step, lens), shares_kv=True) for mode, step in after]
         found.append((*drafted, verified, *read))
         lens = [length + count for length, count in zip(lens, counts, strict=True)]
-    return Rounds(GeometryPair(target, draft), tuple(found))
+    return Rounds(target, draft, tuple(found))
 
 
 def _at(whole: ForwardCase, geometry: Geometry, mode: Mode, step: int, lens: list[int]) -> ForwardCase:

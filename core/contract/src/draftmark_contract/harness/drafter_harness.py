@@ -28,8 +28,8 @@ class DrafterHarness:
     """
 
     def __init__(self, subject: BackendUnderTest, rounds: Rounds) -> None:
-        pages, pair = rounds.forwards[0][0].num_pages, rounds.pair
-        self.target, self.draft = (Harness(subject, one, pages) for one in (pair.target, pair.draft))
+        pages = rounds.forwards[0][0].num_pages
+        self.target, self.draft = (Harness(subject, one, pages) for one in (rounds.target, rounds.draft))
         theirs = self.target.tensors
         self.draft.tensors.share_pages(theirs)
         self.draft.tensors.cache = theirs.cache

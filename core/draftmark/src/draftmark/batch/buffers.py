@@ -10,7 +10,7 @@ import torch
 from ..batch_tensors import batch_tensors
 from ..devices import present_device
 from ..geometry import Extent, Geometry, Mode, StateGeometry
-from ..geometry.pair import check_shared_batch
+from ..geometry.batch_geometry import check_shared_batch
 from ..lengths import HostLengths
 from ..transfer import to_device
 from .arguments import check_geometry, check_ragged, check_ragged_verify, check_state, check_uniform

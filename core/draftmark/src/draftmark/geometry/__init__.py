@@ -3,7 +3,6 @@
 from .arithmetic import ceil_div, maximum, minimum
 from .batch_geometry import BatchGeometry
 from .geometry import Geometry
-from .pair import GeometryPair
 from .shapes import (
     CORE_MODES,
     DRAFT_MODES,
@@ -38,7 +37,6 @@ __all__ = [
     "Form",
     "Gate",
     "Geometry",
-    "GeometryPair",
     "Limits",
     "Mode",
     "Recurrence",

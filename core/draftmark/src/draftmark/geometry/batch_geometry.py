@@ -5,8 +5,9 @@ The formulas use `maximum`, `minimum` and `ceil_div` and never branch on a value
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
+from ..errors import GeometryError
 from .arithmetic import ceil_div, maximum, minimum
 from .shapes import DeviceProfile, DraftShape, Extent, Form, Limits, Mode
 
@@ -126,3 +127,14 @@ def sorted_sizes(limits: Limits) -> Limits:
         capture_batch_sizes=tuple(sorted(set(limits.capture_batch_sizes))),
         row_budgets=tuple(sorted(set(limits.row_budgets))),
     )
+
+
+def check_shared_batch(geometry: BatchGeometry, state: BatchGeometry) -> None:
+    """Raise `GeometryError` unless two layers of one model have the same draft shape and limits, so share a batch."""
+    for name in ("draft", "limits"):
+        mine, other = getattr(geometry, name), getattr(state, name)
+        for field in (one.name for one in fields(mine)):
+            value, said = getattr(other, field), getattr(mine, field)
+            if value != said:
+                remedy = "give all geometries of a model the same value: they share a batch"
+                raise GeometryError(f"state.{name}.{field}", value, f"the other layers have {said!r}", remedy)
