@@ -146,13 +146,13 @@ def tables(record: Row) -> str:
 
 
 def summary(record: Row) -> str:
-    """Return the lowest, median and highest ratio for each run and kind of speculation.
+    """Return the lowest, median and highest ratio for each kind of speculation; trees of all shapes are one kind.
 
     A ratio is draftmark's tokens/s divided by that of SGLang's fastest backend at the same point of the same run.
     """
     groups: dict[tuple[str, str, str], list[float]] = {}
     for _, _, run in _runs(record):
-        for (of,), rows in _by([row | dict(of=_of(row)) for row in run["rows"]], "of"):
+        for (of,), rows in _by([row | dict(of=_kind(row)) for row in run["rows"]], "of"):
             found = [(ours, peer) for ours, peer, _ in compared(rows) if ours and peer]
             pages = ", ".join(sorted({str(ours["page_size"]) for ours, _ in found}, key=int))
             peers = ", ".join(sorted({NAMES[row["backend"]] for row in rows if row["backend"] != OURS}))
@@ -231,6 +231,11 @@ def _of(row: Row) -> str:
         return "prefill"
     shape = row["case"].split()[0].removeprefix(row["speculate"]).strip("()").replace(",", ", ")
     return HEADINGS[row["speculate"]] + (f" ({shape})" if shape else "")
+
+
+def _kind(row: Row) -> str:
+    """Return the heading of a row's line in the summary."""
+    return HEADINGS["tree"] if row["phase"] != "prefill" and row["speculate"] == "tree" else _of(row)
 
 
 def _called(row: Row, named: bool = True) -> str:

@@ -163,8 +163,12 @@ def test_two_runs_share_no_ratio() -> None:
     ours, peer = (row | dict(backend=name) for name in ("draftmark", "fa3"))
     rows = [ours | dict(run="one", tokens_per_s=12.0), peer | dict(run="one", tokens_per_s=10.0)]
     rows += [ours | dict(run="two", tokens_per_s=99.0)]
-    text = summary(dict(runs=dict(one={}, two={}), rows=rows, profiles=[]))
-    assert text.splitlines()[2:] == ["| tree (4, 4, 16) | 1 | FA3 | 1 | 1.20 | 1.20 | 1.20 |"]
+    runs = dict(one={}, two={})
+    text = summary(dict(runs=runs, rows=rows, profiles=[]))
+    assert text.splitlines()[2:] == ["| tree | 1 | FA3 | 1 | 1.20 | 1.20 | 1.20 |"]
+    wide = [one | dict(case="tree(8,4,32) 1x1024", tokens_per_s=20.0 - one["tokens_per_s"]) for one in rows[:2]]
+    text = summary(dict(runs=runs, rows=rows + wide, profiles=[]))
+    assert text.splitlines()[2:] == ["| tree | 1 | FA3 | 2 | 0.80 | 1.00 | 1.20 |"], "trees of all shapes are one line"
 
 
 def test_tokens_that_the_exact_model_does_not_choose_are_counted() -> None:
