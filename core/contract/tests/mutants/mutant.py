@@ -17,6 +17,7 @@ from draftmark.loaded import LoadedBackend
 from draftmark.plugin import BackendPlugin
 from draftmark.registry import load
 from draftmark.tree import TorchTreeOps
+from draftmark_contract.notes import notes_of
 from draftmark_cuda_triton import TritonPlugin
 from draftmark_reference import ReferencePlugin
 
@@ -102,7 +103,7 @@ class Mutant:
     def _functions(self, base: BackendPlugin) -> dict[str, Any]:
         names = (*HOOKS, *(f"{PREFIX}{name}" for name in STATE_HOOKS))
         found = {name: vars(hooks_of(base))[name] for name in names}
-        given = base.contract_notes()
+        given = notes_of(base)
         notes = {name: getattr(given, name, _no_usage) for name in NOTES}
         roles = getattr(given, "roles", {})
         changes = dict(self.hooks or {})
@@ -120,7 +121,7 @@ class Mutant:
                 notes[name] = _changed(notes[name], change)
             else:
                 found[hook] = hookimpl(_changed(found[hook], change))
-        found["draftmark_contract_notes"] = hookimpl(lambda: SimpleNamespace(**notes, roles=roles))
+        found["contract_notes"] = lambda: SimpleNamespace(**notes, roles=roles)
         return found
 
 

@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
+from dataclasses import fields
 from typing import Any
 
 from .backend_info import BackendInfo
-from .errors import BackendHookError, BackendLoadError, DraftmarkError, GeometryError, LoadFailure
+from .buffers import BufferSpec, validate_specs
+from .errors import BackendHookError, BackendLoadError, BufferError, DraftmarkError, GeometryError, LoadFailure
 from .geometry import Form, Geometry, Mode, Recurrence, StateGeometry
 from .hookspecs import PREFIX, STATE_HOOKS
-from .plugin import BackendPlugin
 from .registration import one_line, register
 
-INFO_FIELDS: tuple[tuple[str, type | tuple[type], str], ...] = (
-    ("device", str, "a string such as 'cuda'"),
-    ("contract_minor", int, "an integer"),
-    ("host_kernels", bool, "True or False"),
-    ("runtime", (str,), "a tuple of import names"),
-    ("install", str, "a string"),
-    ("summary", str, "a string"),
-    ("runs_code_of", (str,), "a tuple of backend names"),
-    ("modes", (Mode,), "a tuple of Mode"),
-    ("forms", (Form,), "a tuple of Form"),
-    ("sinks", bool, "True or False"),
-    ("batch_invariant", bool, "True or False"),
-    ("latent", bool, "True or False"),
-    ("narrow_values", bool, "True or False"),
-    ("chosen_keys", bool, "True or False"),
-    ("lse", bool, "True or False"),
-    ("recurrences", (Recurrence,), "a tuple of Recurrence"),
-)
-"""Name, type and description in errors of each `BackendInfo` field; (T,) stands for a tuple of T."""
+INFO_KINDS: dict[str, tuple[type | tuple[type], str]] = {
+    "str": (str, "a string"),
+    "int": (int, "an integer"),
+    "bool": (bool, "True or False"),
+    "tuple[str, ...]": ((str,), "a tuple of names"),
+    **{f"tuple[{kind.__name__}, ...]": ((kind,), f"a tuple of {kind.__name__}") for kind in (Mode, Form, Recurrence)},
+}
+"""Type and words in errors of a `BackendInfo` field, by its annotation; (T,) stands for a tuple of T."""
 
 
 class HookCalls:
@@ -55,19 +44,10 @@ class HookCalls:
                 f"describe() returned the name {self.info.name!r}",
                 "make BackendInfo.name equal to the entry point's name",
             )
-        for field, kind, words in INFO_FIELDS:
-            value = getattr(self.info, field)
+        for field in fields(BackendInfo):
+            value, (kind, words) = getattr(self.info, field.name), INFO_KINDS[str(field.type)]
             if not _is_of(value, kind):
-                raise self._wrong_return("describe", f"a BackendInfo in which {field} is {words}", value)
-
-    @property
-    def module(self) -> str:
-        """Name of the module that defines the plugin."""
-        if isinstance(self.plugin, ModuleType):
-            return self.plugin.__name__
-        if isinstance(self.plugin, BackendPlugin):
-            return type(self.plugin).__module__
-        return str(self.implementation("describe").__module__)
+                raise self._wrong_return("describe", f"a BackendInfo in which {field.name} is {words}", value)
 
     def implementation(self, hook: str) -> Callable[..., Any]:
         """Return the plugin's own function for a hook, e.g. ``"buffers"``, without checks of its return value."""
@@ -98,6 +78,15 @@ class HookCalls:
         except (Exception, SystemExit) as error:  # a plugin may raise anything; the caller gets one error type
             remedy = "report it to the plugin's authors" + (" with this geometry" if "geometry" in arguments else "")
             raise self._failed(hook, LoadFailure.HOOK_RAISED, f"raised {one_line(error)}", remedy) from error
+
+    def _specs(self, hook: str, geometry: Geometry | StateGeometry) -> list[BufferSpec]:
+        """Return the validated buffers of a hook."""
+        specs: list[BufferSpec] = self._call(hook, list, geometry=geometry)
+        try:
+            validate_specs(specs)
+        except BufferError as error:
+            raise self._failed(hook, LoadFailure.WRONG_RETURN, f"returned a bad buffer: {error}") from error
+        return specs
 
     def _wrong_return(self, hook: str, expected: str, got: object) -> BackendLoadError | BackendHookError:
         return self._failed(hook, LoadFailure.WRONG_RETURN, f"must return {expected}, got {got!r}")

@@ -1,4 +1,4 @@
-"""The pluggy hooks of a backend, each with the name of a `BackendPlugin` method: six required and seven optional.
+"""The pluggy hooks of a backend, each with the name of a `BackendPlugin` method: six required and six optional.
 
 Hooks run at start-up only, because a pluggy call costs more than a microsecond. The step loop calls the plain methods
 of `draftmark.runtime.AttentionBackend` instead. Hooks have no default arguments; new inputs become dataclass fields.
@@ -28,7 +28,7 @@ hookimpl = pluggy.HookimplMarker("draftmark")
 
 STATE_HOOKS = ("state_supports", "state_buffers", "open_state")
 """Names of the hooks that get a `StateGeometry`."""
-OPTIONAL = tuple(sorted(("contract_notes", "explain", "tree_ops", "warm", *STATE_HOOKS)))
+OPTIONAL = tuple(sorted(("explain", "tree_ops", "warm", *STATE_HOOKS)))
 REQUIRED = ("buffers", "describe", "graph_state", "open_backend", "requirements", "supports")
 OPTIONAL_HOOKS: tuple[str, ...] = tuple(PREFIX + name for name in OPTIONAL)
 """Hooks that a backend may omit."""

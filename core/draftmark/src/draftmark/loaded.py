@@ -12,7 +12,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from .buffers import BufferSpec, validate_specs
+from .buffers import BufferSpec
 from .errors import (
     BackendLoadError,
     BackendRefusal,
@@ -114,12 +114,7 @@ class LoadedBackend(StateHooks):
 
     def buffers(self, geometry: Geometry) -> list[BufferSpec]:
         """Return the validated specifications of the buffers to allocate for `geometry`."""
-        specs: list[BufferSpec] = self._call("buffers", list, geometry=geometry)
-        try:
-            validate_specs(specs)
-        except BufferError as error:
-            raise self._failed("buffers", LoadFailure.WRONG_RETURN, f"returned a bad buffer: {error}") from error
-        return specs
+        return self._specs("buffers", geometry)
 
     def requirements(self, geometry: Geometry) -> Requirements:
         """Return what the engine must provide for `geometry`."""
@@ -162,11 +157,6 @@ class LoadedBackend(StateHooks):
         if found is not None and not (isinstance(found, list) and all(isinstance(one, KernelChoice) for one in found)):
             raise self._wrong_return("explain", "a list of KernelChoice or None", found)
         return found
-
-    def contract_notes(self) -> object | None:
-        """Return the plugin's notes for the conformance suite, not validated; None when there are none."""
-        notes: object | None = self._offer("contract_notes")
-        return notes
 
     # -- device -------------------------------------------------------------------------------------------
 

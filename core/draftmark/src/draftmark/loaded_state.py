@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .buffers import BufferSpec, validate_specs
-from .errors import BackendRefusal, BufferError, LoadFailure
+from .buffers import BufferSpec
+from .errors import BackendRefusal, BufferError
 from .geometry import StateGeometry
 from .hook_calls import HookCalls
 
@@ -45,13 +45,7 @@ class StateHooks(HookCalls):
 
     def state_buffers(self, geometry: StateGeometry) -> list[BufferSpec]:
         """Return the validated specifications of the buffers to allocate for `geometry`."""
-        specs: list[BufferSpec] = self._call("state_buffers", list, geometry=geometry)
-        try:
-            validate_specs(specs)
-        except BufferError as error:
-            what = f"returned a bad buffer: {error}"
-            raise self._failed("state_buffers", LoadFailure.WRONG_RETURN, what) from error
-        return specs
+        return self._specs("state_buffers", geometry)
 
     def allocate_state(
         self, geometry: StateGeometry, device: torch.device | str, *, guard: bool | None = None

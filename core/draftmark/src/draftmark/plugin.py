@@ -6,9 +6,6 @@ so it imports torch and vendor packages only inside `open_backend`, `graph_state
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -27,9 +24,6 @@ if TYPE_CHECKING:
     from .graphs import GraphState
     from .state import StateBackend
     from .tree import TreeOps
-
-NOTES = "contract"
-"""Module of a plugin's package that only the conformance suite reads."""
 
 
 class BackendPlugin(ABC):
@@ -117,17 +111,3 @@ class BackendPlugin(ABC):
         A plugin that lists a recurrence in `BackendInfo.recurrences` overrides it.
         """
         raise NotImplementedError(f"{type(self).__name__} lists a recurrence, but does not define open_state")
-
-    def contract_notes(self) -> object | None:
-        """Return notes that only the conformance suite reads; see `draftmark_contract.notes`.
-
-        Without notes the suite counts the checks that need them as not judged. Default: the module ``contract`` in the
-        package of the plugin class, or of its nearest base class that has one. None when there is no such module.
-        """
-        for owner in type(self).__mro__:
-            if owner is BackendPlugin:
-                break
-            package = sys.modules[owner.__module__].__package__
-            if package and importlib.util.find_spec(f"{package}.{NOTES}") is not None:
-                return importlib.import_module(f"{package}.{NOTES}")
-        return None

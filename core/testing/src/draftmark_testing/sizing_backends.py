@@ -44,11 +44,11 @@ def subject_of(
         "supports": lambda geometry: supports(geometry),
         "buffers": lambda geometry: buffers(geometry),
         "requirements": lambda geometry: requirements,
-        "contract_notes": lambda: SimpleNamespace(layouts=layouts, usage=usage),
         "open_backend": lambda geometry, arena: object(),
         "graph_state": lambda geometry, device: object(),
     }
     plugin = SimpleNamespace(**{f"draftmark_{name}": hookimpl(hook) for name, hook in hooks.items()})
+    plugin.contract_notes = lambda: SimpleNamespace(layouts=layouts, usage=usage)
     return BackendUnderTest(LoadedBackend("sized", plugin), "cpu", Tier.SIZING)
 
 

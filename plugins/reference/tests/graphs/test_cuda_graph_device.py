@@ -16,8 +16,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from draftmark.errors import CaptureError, GraphError
-from draftmark.graphs import GraphKey, GraphState, Program, graph_state_for, mark_host
-from draftmark_reference.graphs import RecordedGraphState
+from draftmark.graphs import GraphKey, GraphState, Program, graph_state_for
+from draftmark_reference.graphs import RecordedGraphState, mark_host
 
 KEY = GraphKey(Program.DECODE, 4)
 REPLAYS = 3

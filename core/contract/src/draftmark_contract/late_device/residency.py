@@ -7,7 +7,8 @@ from weakref import WeakSet
 
 from torch import Tensor, UntypedStorage
 
-from draftmark.graphs.active import HOST_STORAGES, PINNED_STORAGES
+from draftmark.graphs.active import PINNED_STORAGES
+from draftmark_reference.graphs.host_memory import HOST_STORAGES
 
 
 class Place(Enum):

@@ -17,7 +17,10 @@ import sys
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
+
+from draftmark import BackendPlugin
 
 if TYPE_CHECKING:
     from draftmark.loaded import LoadedBackend
@@ -67,5 +70,10 @@ def known_failures(backend: LoadedBackend) -> list[KnownFailure]:
 
 def plugin_folder(backend: LoadedBackend) -> Path | None:
     """Return the folder of the plugin's module, or None if the module has no file."""
-    file = getattr(sys.modules.get(backend.module), "__file__", None)
+    plugin = backend.plugin
+    if isinstance(plugin, BackendPlugin):
+        module = type(plugin).__module__
+    else:
+        module = plugin.__name__ if isinstance(plugin, ModuleType) else backend.implementation("describe").__module__
+    file = getattr(sys.modules.get(module), "__file__", None)
     return Path(file).parent if file else None

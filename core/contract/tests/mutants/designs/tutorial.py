@@ -33,5 +33,5 @@ def notes(usage: Callable[..., dict[str, int]] | None) -> Any:
 def loaded(plugin: type[BackendPlugin], usage: Callable[..., dict[str, int]] | None = None) -> LoadedBackend:
     """Load a plugin of another design with the tutorial's contract notes; `usage` as in `notes`."""
     made = plugin()
-    made.contract_notes = lambda: notes(usage)  # type: ignore[method-assign]
+    made.contract_notes = lambda: notes(usage)  # type: ignore[attr-defined]
     return LoadedBackend("tugboat", made)

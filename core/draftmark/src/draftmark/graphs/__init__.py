@@ -9,7 +9,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from ..errors import GraphError
-from .active import is_recording, late_device, mark_host, mark_pinned, record_call
+from .active import is_recording, late_device, mark_pinned, record_call
 from .keyed import KeyedGraphState, Recording
 from .state import GraphKey, GraphState, Program, padded_batch_size
 
@@ -62,7 +62,6 @@ __all__ = [
     "graph_state_for",
     "is_recording",
     "late_device",
-    "mark_host",
     "mark_pinned",
     "padded_batch_size",
     "record_call",

@@ -48,7 +48,6 @@ class LateDevice(Protocol):
 
 ACTIVE: ContextVar[Recorder | None] = ContextVar("draftmark_recorder", default=None)
 LATE: ContextVar[LateDevice | None] = ContextVar("draftmark_late_device", default=None)
-HOST_STORAGES: WeakSet[UntypedStorage] = WeakSet()
 PINNED_STORAGES: WeakSet[UntypedStorage] = WeakSet()
 
 
@@ -86,15 +85,6 @@ def record_call(fn: Callable[..., object], *args: Any, mutates: Sequence[Tensor]
         late.record_call(fn, args, mutates)
     else:
         fn(*args)
-
-
-def mark_host(tensor: Tensor) -> None:
-    """Mark a CPU tensor as pageable host memory, for graphs recorded on the CPU.
-
-    An operator that uses the tensor's storage in a recorded region then raises CaptureError, as a copy from pageable
-    memory would on a device.
-    """
-    HOST_STORAGES.add(tensor.untyped_storage())
 
 
 def mark_pinned(tensor: Tensor) -> None:

@@ -15,8 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 from draftmark import CaptureError
-from draftmark.graphs.active import ACTIVE, HOST_STORAGES
+from draftmark.graphs.active import ACTIVE
 
+from .host_memory import HOST_STORAGES
 from .ledger import StorageLedger, storage_bytes
 from .operators import is_composite, is_host_only, map_tensors, returns_nothing, tensors_in, written_operands
 from .rules import MOVED, PAGEABLE_COPY, refused_call, refused_operator
