@@ -137,7 +137,9 @@ def test_kernels_compile_without_a_gpu(arch, gate, nodes):
 )
 def test_every_pair_of_dtypes_compiles_for_hopper(recurrence, gate, dtype, state_dtype):
     """Verifies and commits compile for rows of one dtype and states of another."""
-    shape = replace(QWEN, recurrence=recurrence, gate=gate, dtype=dtype, state_dtype=state_dtype, conv_dtype=state_dtype)
+    shape = replace(
+        QWEN, recurrence=recurrence, gate=gate, dtype=dtype, state_dtype=state_dtype, conv_dtype=state_dtype
+    )
     for spec in state_calls_of(geometry_of(shape)):
         if spec.kernel.__name__ in ("verify_pairs", "recur_verify", "commit_rows"):
             assert spec.compile().asm["cubin"].startswith(b"\x7fELF"), spec.name
