@@ -71,10 +71,7 @@ class BackendLoadError(BackendError):
     """A backend cannot be used at all; `failure` is the kind of cause, `remedy` how to fix it."""
 
     def __init__(self, name: str, failure: LoadFailure, cause: str, remedy: str) -> None:
-        self.name = name
-        self.failure = failure
-        self.cause = cause
-        self.remedy = remedy
+        self.name, self.failure, self.cause, self.remedy = name, failure, cause, remedy
         super().__init__(f"backend {name!r} cannot be loaded ({failure.value}): {cause}; {remedy}")
 
 
@@ -89,11 +86,7 @@ class BackendHookError(BackendError):
     """
 
     def __init__(self, name: str, hook: str, failure: LoadFailure, cause: str, remedy: str) -> None:
-        self.name = name
-        self.hook = hook
-        self.failure = failure
-        self.cause = cause
-        self.remedy = remedy
+        self.name, self.hook, self.failure, self.cause, self.remedy = name, hook, failure, cause, remedy
         super().__init__(f"backend {name!r} failed: its hook {hook}() {cause}; {remedy}")
 
 

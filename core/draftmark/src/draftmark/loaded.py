@@ -13,12 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from .buffers import BufferSpec
-from .errors import (
-    BackendLoadError,
-    BackendRefusal,
-    BufferError,
-    LoadFailure,
-)
+from .errors import BackendLoadError, BackendRefusal, BufferError, LoadFailure
 from .geometry import Geometry, StateGeometry
 from .kernels import BatchSize, KernelChoice, Progress, WarmedKernels, prepares_kernels
 from .loaded_state import StateHooks
@@ -141,7 +136,9 @@ class LoadedBackend(StateHooks):
             else:
                 self.require(geometry)
         self.require_packages()
-        found: WarmedKernels | None = self._offer("warm", geometries=tuple(geometries), progress=progress or _quiet)
+        found: WarmedKernels | None = self._offer(
+            "warm", geometries=tuple(geometries), progress=progress or (lambda done, count, kernel: None)
+        )
         if found is not None and not isinstance(found, WarmedKernels):
             raise self._wrong_return("warm", "WarmedKernels or None", found)
         return found
@@ -179,7 +176,6 @@ class LoadedBackend(StateHooks):
         from .devices import import_device_type, require_device
 
         import_device_type(self.name, self.info)
-
         require_device(self.name, self.info, device)
 
     def allocate(self, geometry: Geometry, device: torch.device | str, *, guard: bool | None = None) -> Arena:
@@ -291,7 +287,3 @@ class LoadedBackend(StateHooks):
             return ops
         guarded: TreeOps = guard_checks().GuardedTreeOps(ops, geometry)
         return guarded
-
-
-def _quiet(done: int, count: int, kernel: str) -> None:
-    """Show no progress."""

@@ -72,11 +72,6 @@ def _installed(folders: tuple[tuple[str, int], ...], finders: tuple[int, ...]) -
     return sorted(chain.from_iterable(found.values()), key=lambda row: (row.name, row.distribution))
 
 
-def entry(name: str) -> Available | None:
-    """Return the first installed backend called `name`, of any contract major, or None. Imports no backend."""
-    return next((row for row in available() if row.name == name), None)
-
-
 def load(name: str | None = None) -> LoadedBackend:
     """Load one backend by name.
 

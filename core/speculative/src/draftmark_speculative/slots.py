@@ -127,8 +127,9 @@ class StateSlots:
         slot = self._free.pop()
         owned[row] = slot
         rows[row].fill_(slot)
-        for pool in self._poisoned:
-            pool.poison(slot)
+        for pool in self._poisoned:  # no step may read a slot's earlier contents at L = 0
+            for tensor in (pool.state, pool.conv):
+                tensor[:, slot].fill_(float("nan"))
         return slot
 
     def _request_row(self, row: int) -> int:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from draftmark.registry import available, entry
+from draftmark.registry import available
 
+from ..entries import entry
 from .code_digest import digest_of, imports_of
 
 if TYPE_CHECKING:

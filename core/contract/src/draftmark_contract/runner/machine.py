@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from importlib import metadata
 from typing import Any
 
-from draftmark.registry import Available, entry
+from draftmark.registry import Available
 
+from ..entries import entry
 from .processor import processor
 
 DRIVER_QUERY = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")

@@ -12,8 +12,9 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from draftmark.registry import entry
 from draftmark.version import CONTRACT_MINOR, ENTRY_POINT_GROUP, __version__
+
+from ..entries import entry
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _PLACES = {"package": "draftmark_@name@", "github": ".github/workflows"}

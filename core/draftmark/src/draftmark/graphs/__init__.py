@@ -1,33 +1,20 @@
-"""Graphs: capture a step once per key and replay it. CUDA's graphs are here; draftmark-reference has the CPU's.
-
-The keys and protocols do not import torch; `CudaGraphState` is imported on first use.
-"""
+"""Graphs: capture a step once per key and replay it. Only CUDA's import torch; draftmark-reference has the CPU's."""
 
 from __future__ import annotations
 
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import GraphError
 from .active import is_recording, late_device, mark_pinned, record_call
-from .keyed import KeyedGraphState, Recording
+from .keyed import KeyedGraphState
 from .state import GraphKey, GraphState, Program, padded_batch_size
 
 if TYPE_CHECKING:
     import torch
 
-    from .cuda import CudaGraphState
-
 RECORDED = "draftmark_reference.graphs:RecordedGraphState"
 """Class that records graphs without a device. Its package needs this one, and is optional here."""
-
-
-def __getattr__(name: str) -> Any:
-    if name != "CudaGraphState":
-        raise AttributeError(f"module 'draftmark.graphs' has no attribute {name!r}")
-    from .cuda import CudaGraphState
-
-    return CudaGraphState
 
 
 def graph_state_for(device: torch.device) -> GraphState:
@@ -53,12 +40,10 @@ def graph_state_for(device: torch.device) -> GraphState:
 
 
 __all__ = [
-    "CudaGraphState",
     "GraphKey",
     "GraphState",
     "KeyedGraphState",
     "Program",
-    "Recording",
     "graph_state_for",
     "is_recording",
     "late_device",

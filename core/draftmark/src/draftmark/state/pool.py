@@ -113,11 +113,6 @@ class StatePool:
             if pool.numel():
                 pool.index_copy_(1, target, pool.index_select(1, source))
 
-    def poison(self, slot: int) -> None:
-        """Fill a slot with NaN in every layer: no step may read a slot's earlier contents at L = 0."""
-        self.state[:, slot].fill_(float("nan"))
-        self.conv[:, slot].fill_(float("nan"))
-
 
 def check_slot_counts(num_slots: object, null_slots: object) -> None:
     """Require at least one null slot and one slot of a request.
