@@ -345,3 +345,18 @@ def test_profile_of_later_tiers_is_called_full_after_all_tiers() -> None:
     host, device = page(verdict()), page(verdict(tier=Tier.DEVICE))
     assert "served so far, " in host and "served in full" not in host
     assert "served in full" in device and "served so far, " not in device
+
+
+@pytest.mark.parametrize("redirected", [">/dev/full", "| true", ">&-"])
+def test_a_run_that_cannot_print_does_not_fail_the_backend(folder: Folder, redirected: str) -> None:
+    """Output to a full disk or a closed pipe gives exit code 2, and a closed stdout the verdict's code.
+
+    Exit code 1 would mean that the backend does not conform.
+    """
+    command = f"set -o pipefail; {sys.executable} -m draftmark_tools.cli contract reference -k {ONE} {redirected}"
+    environment = folder._environment
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=folder.path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == (0 if redirected == ">&-" else 2), done.stderr
+    assert "bug" not in done.stderr and "Traceback" not in done.stderr

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from draftmark_tools.cli.errors import ArgumentError
 
+from ..runner.stopped import WITHOUT_VERDICT
+
 if TYPE_CHECKING:
     from ..check import Tier
     from ..runner.subject import Opening
@@ -28,7 +30,8 @@ class _PrintSchema(argparse.Action):
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of both commands."""
+    """Add the options of both commands. Exit code 1 is a verdict, so a run that loses its output has another one."""
+    parser.set_defaults(failure=WITHOUT_VERDICT)
     parser.add_argument("--device", help="torch device, e.g. cuda:1")
     parser.add_argument("--list", action="store_true", help="list the items without running any")
     parser.add_argument("--json", metavar="FILE", help="write the full verdict with every item")
@@ -75,7 +78,6 @@ def carry_out(args: argparse.Namespace, name: str, opening: Opening, tiers: tupl
     from ..runner.outputs import write_outputs
     from ..runner.report import failure_lines, verdict_lines
     from ..runner.run import RunOptions, run
-    from ..runner.stopped import WITHOUT_VERDICT
 
     if args.list:
         return _list(opening, tiers)

@@ -15,6 +15,8 @@ from .parser import parse
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code: 0 success, 2 wrong arguments, 130 interrupted, 1 other errors.
 
+    `contract` and `judge` exit with 2 for these errors, because 1 is a verdict there.
+
     Args:
         argv: arguments without the program's name; None means ``sys.argv[1:]``.
     """

@@ -21,8 +21,13 @@ class ArgumentError(DraftmarkError):
 
 
 def reported(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
-    """Run a command; print an exception as one line on stderr, and return the exit code."""
+    """Run a command; print an exception as one line on stderr, and return the exit code.
+
+    ``args.failure`` is the exit code for exceptions and lost output: `contract` and `judge` use 1 for a result.
+    """
+    _replace_closed_streams()
     _tolerate_narrow_encodings()
+    failure: int = getattr(args, "failure", FAILURE)
     try:
         code = run(args)
         sys.stdout.flush()
@@ -30,15 +35,16 @@ def reported(run: Callable[[argparse.Namespace], int], args: argparse.Namespace)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        return _broken_pipe()
+        _drop_output()
+        return failure
     except SystemExit as leaving:  # rich raises SystemExit when its pipe is broken
-        return FAILURE if leaving.code else SUCCESS
+        return failure if leaving.code else SUCCESS
     except Exception as error:
         if getattr(args, "debug", False):
             traceback.print_exc()
         print(f"draftmark {args.command}: {sentence(error)}", file=sys.stderr)
         wrong = isinstance(error, (ArgumentError, GeometryError, RequestError))
-        return WRONG_ARGUMENTS if wrong else FAILURE
+        return WRONG_ARGUMENTS if wrong else failure
 
 
 def sentence(error: BaseException) -> str:
@@ -62,10 +68,17 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
-def _broken_pipe() -> int:
+def _drop_output() -> None:
     # The reader has closed the pipe (`draftmark size … | head`); the last flush at exit must not raise again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return FAILURE
+
+
+def _replace_closed_streams() -> None:
+    """Open the null device for streams that the caller has closed (``>&-``), so that no file gets their numbers."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  open until the process ends
 
 
 def _tolerate_narrow_encodings() -> None:
