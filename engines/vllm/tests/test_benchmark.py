@@ -12,7 +12,10 @@ import pytest
 
 # find_spec does not import numba. In a process that has imported numba, vLLM 0.32 cannot start an engine on a CPU: it
 # calls `vars` on objects of all modules, and this fails for an object of llvmlite.
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba is not installed")
+pytestmark = [
+    pytest.mark.long,  # numba compiles a parallel loop in a process of its own
+    pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba is not installed"),
+]
 
 ROOT = Path(__file__).parents[3]
 LOOKS_UP = """

@@ -129,7 +129,7 @@ def make_layers() -> type[Layers]:
         (Mode.RAGGED_VERIFY, 64, False, False),
         (Mode.EXTEND, 16, False, True),
         (Mode.EXTEND, 1, False, False),
-        (Mode.EXTEND, 16, True, True),
+        pytest.param((Mode.EXTEND, 16, True, True), marks=pytest.mark.slow),
         (Mode.EXTEND, 64, True, False),
     ],
     ids=lambda c: f"{c[0].name}-p{c[1]}{'-fp8' * c[2]}{'-sinks' * c[3]}",

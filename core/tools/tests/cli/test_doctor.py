@@ -126,6 +126,7 @@ def test_adapters_are_rows(draftmark: Run, distribution: Callable[..., Path]) ->
     assert draftmark("doctor", "reference", "--json").json["adapters"] == []
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("only_reference")
 def test_a_broken_adapter_is_a_note(draftmark: Run, distribution: Callable[..., Path]) -> None:
     """An adapter that raises during import gets a note; only the backends determine the exit code."""

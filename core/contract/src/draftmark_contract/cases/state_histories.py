@@ -28,10 +28,10 @@ def histories() -> list[Case]:
 
 
 def drifts() -> list[Case]:
-    """Return small layers with the dtypes of models that keep their state for thousands of tokens."""
+    """Return small layers of one head with the dtypes of models that keep their state for thousands of tokens."""
     shapes = {
-        "delta": state.recurrent(Recurrence.DELTA, Gate.HEAD, (2, 1), 8, 16),
-        "decay": state.recurrent(Recurrence.DECAY, Gate.HEAD, (2, 1), 8, 16, **state.NO_CONVOLUTION),
+        "delta": state.recurrent(Recurrence.DELTA, Gate.HEAD, (1, 1), 8, 16),
+        "decay": state.recurrent(Recurrence.DECAY, Gate.HEAD, (1, 1), 8, 16, **state.NO_CONVOLUTION),
     }
     draft = DraftShape(1, ROWS - 1, ROWS)
     return [Case(name, geometry_of(one, draft, LONG, modes=MODES, layers=1), SINCE) for name, one in shapes.items()]

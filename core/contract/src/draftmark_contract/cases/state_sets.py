@@ -33,6 +33,10 @@ COUNTS = (1, 2, 3, 4, 5, 8, 16, 17, 32, 33, 64)
 """Rows of a request. Mask words change after 32 rows."""
 MANY = 16
 """Rows above which fewer layers and trees run."""
+LAST_OF_MANY = ((NO_PARENT, 0, 15), (31, 32, 63))
+"""Last accepted rows of requests with 64 rows, in two batches."""
+CHECKED = 5
+"""Rows above which checkpoints of one layer are compared."""
 LARGE = ("gdn", "conv")
 """Layers with commits and checkpoints of trees of 64 rows, and with one kind of verify only."""
 
@@ -44,11 +48,6 @@ def draft_of(rows: int, tree: bool) -> DraftShape:
 
 def _limits(rows: int) -> Limits:
     return replace(LIMITS, row_budgets=(2 * rows + 3, 4 * rows + 3))
-
-
-def _layer_of(name: str, draft: DraftShape = CHAIN, limits: Limits = LIMITS, **more: Any) -> StateGeometry:
-    """Return a geometry for rules of one layer. Only one layer of each recurrence has a second layer next to it."""
-    return geometry_of(name, draft, limits, layers=LAYER_COUNT if name in FEW else 1, **more)
 
 
 def _case(name: str, value: object, geometry: StateGeometry, label: str = "") -> Case:
@@ -67,7 +66,7 @@ def trees() -> list[Case]:
             names = [[*LAYERS][at % len(LAYERS)], FEW[at % len(FEW)]]
         for name in dict.fromkeys(names):
             for tree in (False, True)[rows > 1 and name not in FEW : 1 + (rows > 1)]:
-                geometry = _layer_of(name, draft_of(rows, tree), _limits(rows))
+                geometry = geometry_of(name, draft_of(rows, tree), _limits(rows), layers=1)
                 found.append(_case(name, _trees(geometry, tree, at), geometry, f"{'tree' if tree else 'chain'}{rows}"))
     return found
 
@@ -104,11 +103,9 @@ def _paths(geometry: StateGeometry, tree: bool) -> list[ForwardCase]:
     every, made = [NO_PARENT, *range(rows)], []
     kinds = ("chain",) if not tree else KINDS[:3] if rows < MANY else ("random",)
     for number, kind in enumerate(kinds):
-        for first in range(0, len(every), 9):
-            leaves = every[first : first + 9]
-            if rows > MANY and first not in (0, 63):
-                continue
-            lens = [(3 * n + first) % 50 for n in range(len(leaves))]
+        groups = [every[first : first + 9] for first in range(0, len(every), 9)]
+        for turn, leaves in enumerate(groups if rows <= MANY else LAST_OF_MANY):
+            lens = [(3 * n + 9 * turn) % 50 for n in range(len(leaves))]
             made.append(
                 state.verify(geometry, lens, tree=kind, padded=12, seed=number, choice=_these(leaves), name="path")
             )
@@ -165,7 +162,7 @@ def any_rows() -> list[Case]:
             ("verify", CHAIN, (Mode.EXTEND, Mode.DECODE, Mode.VERIFY)),
             ("ragged", CHAIN, (Mode.EXTEND, Mode.DECODE, Mode.RAGGED_VERIFY)),
         )[: 4 if name in LARGE else 2]:
-            geometry = _layer_of(name, draft, modes=modes)
+            geometry = geometry_of(name, draft, modes=modes, layers=1)
             found.append(_case(name, _any_rows(geometry, len(found)), geometry, label))
     return found
 
@@ -197,7 +194,7 @@ def fresh() -> list[Case]:
     found: list[Case] = []
     for name in LAYERS:
         for draft in (CHAIN, TREE):
-            geometry = _layer_of(name, draft)
+            geometry = geometry_of(name, draft, layers=1)
             for first in STATE_MODES:
                 if draft is TREE and first in (Mode.EXTEND, Mode.DECODE):
                     continue  # Their rows are chains.
@@ -250,7 +247,7 @@ def chunks() -> list[Case]:
     found = []
     for name in LAYERS:
         limits = replace(LIMITS, max_extend_tokens=280)
-        geometry = _layer_of(name, CHAIN, limits)
+        geometry = geometry_of(name, CHAIN, limits, layers=1)
         for label, cut in CUTS.items():
             if sum(cut) > 200 and name not in FEW:
                 continue
@@ -320,7 +317,7 @@ def checkpoints() -> list[Case]:
             if rows not in (5, 7) and name not in (LARGE if rows > MANY else FEW):
                 continue
             limits = replace(_limits(rows), state_interval=interval)
-            geometry = geometry_of(name, draft_of(rows, tree), limits)
+            geometry = geometry_of(name, draft_of(rows, tree), limits, layers=1 if rows > CHECKED else LAYER_COUNT)
             label = f"every{interval}-{'tree' if tree else 'chain'}{rows}"
             found.append(_case(name, _checkpoints(geometry), geometry, label))
     return found
@@ -356,6 +353,8 @@ PRODUCTION: dict[str, StateShape] = {
 """Layers of models, per rank of the named number of ranks."""
 ALL_MODES = ("qwen3-next-tp8", "nemotron-h-tp8", "lfm2")
 """Layers that run large batches of every mode; the others run one."""
+WITH_TREES = ("qwen3-next-tp8", "lfm2")
+"""Layers that also run large batches of trees, and of verifies with lent slots."""
 CROWD = 24
 """Requests of a large batch."""
 
@@ -368,7 +367,7 @@ def crowds() -> list[Case]:
     every["saves"] = (draft_of(3, False), replace(limits, state_interval=64))
     for name, shape in PRODUCTION.items():
         for label, (draft, limit) in every.items():
-            if label != "chain" and name not in ALL_MODES:
+            if label != "chain" and name not in WITH_TREES:
                 continue
             geometry = geometry_of(shape, draft, limit, layers=1)
             for forward in _crowd(geometry, label)[: 4 if name in ALL_MODES else 1]:

@@ -27,11 +27,12 @@ def _models() -> dict[str, Shapes]:
     """Return the layer shapes of several models: equal layers, fp8 KV, and window layers mixed with full attention."""
     known = behaviours()
     small, large = known["all-modes"], known["all-few-graphs"]
+    one_head = {"num_qo_heads": 2, "num_kv_heads": 1}
     return {
         "alike": (small,),
         "alike-page128": (large,),
-        "kv8": (known["all-kv8"],),
-        "window-and-full": (_other(small, window_left=7, logits_soft_cap=30.0), small),
+        "kv8": (_other(known["all-kv8"], **one_head),),
+        "window-and-full": (_other(small, window_left=7, logits_soft_cap=30.0, **one_head), _other(small, **one_head)),
         "two-heads-page128": (large, _other(large, num_qo_heads=8, num_kv_heads=1)),
     }
 

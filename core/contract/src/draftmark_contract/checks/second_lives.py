@@ -12,7 +12,7 @@ from draftmark.graphs import GraphKey, Program
 
 from ..behaviour import Fixture, behaviour
 from ..cases.forwards import ForwardCase
-from ..cases.geometries import PAGE128, SMALL
+from ..cases.geometries import ONE_KV_HEAD, PAGE128
 from ..cases.graph_rounds import MODES, captured, key_of, replays, sizes_of
 from ..cases.histories import CALLS, Failure
 from ..cases.turns import forward_of
@@ -27,6 +27,7 @@ LIMITS = Limits(
     max_num_reqs=3, max_context_len=140, max_extend_tokens=24, capture_batch_sizes=(1, 4), row_budgets=(4, 9)
 )
 DRAFT = DraftShape(topk=2, num_steps=3, num_draft_tokens=3, block_size=4)
+ONE_HEAD_PAGE128 = replace(PAGE128, num_qo_heads=2, num_kv_heads=1)
 FAILURES = (
     *(Failure(call, operator) for operator in (None, 0, 2) for call in range(len(CALLS))),
     Failure(CALLS.index("attend"), refused=True),
@@ -38,12 +39,12 @@ LIVES = 2
 """Number of times that all graphs are dropped and captured again."""
 
 
-def _geometry(mode: Mode, attention: AttentionShape = PAGE128) -> Geometry:
+def _geometry(mode: Mode, attention: AttentionShape = ONE_HEAD_PAGE128) -> Geometry:
     return Geometry.create(attention, LIMITS, DRAFT, modes=tuple(dict.fromkeys((Mode.EXTEND, mode))))
 
 
 def _modes() -> list[Case]:
-    window = replace(SMALL, window_left=20)
+    window = replace(ONE_KV_HEAD, window_left=20)
     found = [Case(f"page128-{mode.value}", _geometry(mode), SINCE) for mode in Mode]
     return [*found, *(Case(f"window-{mode.value}", _geometry(mode, window), SINCE) for mode in Mode)]
 
