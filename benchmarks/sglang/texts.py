@@ -2,12 +2,13 @@
 
 A row also counts the tokens that transformers' fp32 model does not choose (`off`), so plain decoding is checked too.
 
-    python -m benchmarks.sglang.texts OUT.json [--seconds N] [--ranks N] [--servers 0,1] [--hybrid [--check | --cached]]
+    python -m benchmarks.sglang.texts OUT.json [--seconds N] [--ranks N] [--servers 0,1] [--latent | --hybrid …]
 
 With several ranks, a server is tensor parallel with one GPU per rank. All ranks must give equal texts, and
-DRAFTMARK_GUARD=1 compares the forwards of the ranks. With ``--hybrid`` the model is a small Qwen3-Next,
-and its MTP layer drafts. `--check` compares each recurrent layer of each forward with float64 (`state_check`).
-`--cached` serves every prompt twice, in chunks of 128 tokens; the second time it resumes at a checkpoint of the state.
+DRAFTMARK_GUARD=1 compares the forwards of the ranks. The model is a small Llama with an EAGLE head; with ``--latent``
+a small DeepSeek V3, with ``--hybrid`` a small Qwen3-Next, and its MTP layer drafts. Only for hybrid models: `--check`
+compares each recurrent layer of each forward with float64 (`state_check`), and `--cached` serves every prompt twice, in
+chunks of 128 tokens; the second time it resumes at a checkpoint of the state.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from .cases import Case, ngram, plain, tree16, tree48
 from .cases import chain as chain_of
 from .guessable import VOCABULARY, write_guessable
 from .guessable_hybrid import write_hybrid
+from .guessable_latent import write_latent
 from .imports import import_sglang
 from .state_check import StateCheck
 
@@ -48,7 +50,7 @@ SERVED = (
     ("fa3", plain(64)),
 )
 """Servers. The texts of the others are compared with those of the first."""
-HYBRID = (
+WITH_MTP = (
     ("draftmark", plain(64)),
     ("draftmark", tree16(64)),
     ("draftmark", chain_of(64)),
@@ -56,7 +58,7 @@ HYBRID = (
     ("fa3", plain(64)),
     ("fa3", tree16(64)),
 )
-"""Servers of a hybrid model."""
+"""Servers of a model with an MTP layer."""
 CACHED: dict[str, Any] = dict(
     disable_radix_cache=False, mamba_radix_cache_strategy="extra_buffer", mamba_track_interval=64,
     max_mamba_cache_size=64, chunked_prefill_size=128,
@@ -77,7 +79,7 @@ def prompts() -> list[list[int]]:
 
 def served(folder: Path) -> tuple[tuple[str, Case], ...]:
     """Return the servers of the model in a folder. A model without a draft model has an MTP layer."""
-    return SERVED if (folder / "draft").exists() else HYBRID
+    return SERVED if (folder / "draft").exists() else WITH_MTP
 
 
 def serve(number: int, folder: Path, rank: int, ranks: int, rehearsed: bool, checked: bool, cached: bool) -> None:
@@ -85,6 +87,8 @@ def serve(number: int, folder: Path, rank: int, ranks: int, rehearsed: bool, che
     os.environ.update(NGRAM_COMPILER | (ON_A_CPU if rehearsed else {}))
     backend, case = served(folder)[number]
     import_sglang(rehearsed)
+    if rehearsed:
+        _never_wait_for_a_gpu()
     from .dummies import pools_of_requested_size
 
     pools_of_requested_size()
@@ -112,11 +116,20 @@ def serve(number: int, folder: Path, rank: int, ranks: int, rehearsed: bool, che
     os._exit(0)
 
 
+def _never_wait_for_a_gpu() -> None:
+    """Replace torch's wait for a GPU: SGLang's DeepSeek calls it when the MTP layer takes the target's weights."""
+    import torch
+
+    torch.cuda.synchronize = lambda *_: None
+
+
 def _arguments(backend: str, case: Case, folder: Path, rehearsed: bool) -> dict[str, Any]:
     drafts = drafting(case, folder / "draft")
-    if served(folder) is HYBRID:
+    if served(folder) is WITH_MTP:
         drafts.pop("speculative_draft_model_path", None)
-        drafts |= dict(disable_radix_cache=True, max_mamba_cache_size=8)
+        drafts |= dict(disable_radix_cache=True)
+    if json.loads((folder / "target" / "config.json").read_text())["model_type"] == "qwen3_next":
+        drafts |= dict(max_mamba_cache_size=8)
     return dict(
         model_path=str(folder / "target"),
         device="cpu" if rehearsed else "cuda",
@@ -238,6 +251,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--ranks", type=int, default=1, help="ranks of each server, with one GPU each")
     parser.add_argument("--servers", help="indices in SERVERS; by default all, or the first two with several ranks")
+    parser.add_argument("--latent", action="store_true", help="serve a small DeepSeek V3 with its MTP layer")
     parser.add_argument("--hybrid", action="store_true", help="serve a small Qwen3-Next with its MTP layer")
     parser.add_argument("--check", action="store_true", help="compare recurrent layers with float64")
     parser.add_argument("--cached", action="store_true", help="resume prompts of a hybrid model at checkpoints")
@@ -250,8 +264,9 @@ def main() -> None:
         serve(options.serve, options.out, *given)
     folder, began = Path(tempfile.mkdtemp()), time.monotonic()
     dtype = "float32" if options.rehearse else "bfloat16"
-    if options.hybrid:
-        write_hybrid(folder / "target", dtype)
+    if options.latent or options.hybrid:
+        write = write_latent if options.latent else write_hybrid
+        write(folder / "target", dtype)
     else:
         write_guessable(folder, dtype)
     numbers = list(range(len(served(folder))))[: ON_RANKS if options.ranks > 1 else None]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.sglang.cases import SERVERS, WAVES, Server
+from benchmarks.sglang.guessable_latent import write_latent
 from benchmarks.sglang.models import REAL
 from benchmarks.sglang.profiles import is_attention, shares
 from benchmarks.sglang.tables import PAGE, RECORD, bound, compared, page, rate, rounds, summary, tables, with_run
@@ -190,3 +192,15 @@ def test_tokens_that_the_exact_model_does_not_choose_are_counted() -> None:
     assert texts._off(models, [7], [1, 0, 2]) == []
     assert texts._off(models, [7], [3, 0, 2]) == [], "a near tie"
     assert texts._off(models, [7], [2, 0, 3]) == [0, 2]
+
+
+@pytest.mark.long
+def test_transformers_reads_every_weight_of_the_latent_model(tmp_path: Path) -> None:
+    """transformers' DeepSeek V3 finds all its weights, and leaves only those of the MTP layer."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    folder = write_latent(tmp_path / "target", "bfloat16")
+    model, found = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not found["missing_keys"] and not found["mismatched_keys"]
+    assert found["unexpected_keys"] and all(name.startswith("model.layers.4.") for name in found["unexpected_keys"])
+    ids = torch.arange(3, 40)[None]
+    assert len(set(model(ids).logits[0].argmax(-1).tolist())) > 20, "the next token depends on the last one"
