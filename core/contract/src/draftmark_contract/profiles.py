@@ -13,7 +13,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Any
 
-from draftmark.geometry import AttentionShape, Form, Geometry, Mode, Recurrence, StateGeometry
+from draftmark.geometry import AttentionShape, Form, Geometry, Mode, Recurrence, RowFormat, StateGeometry
 
 MANDATORY = AttentionShape(num_qo_heads=8, num_kv_heads=2, head_dim=128, page_size=128)
 """Shape that every backend must serve."""
@@ -56,6 +56,8 @@ class Profile(StrEnum):
     """Latent rows in two buffers, value part and rest (`Form.LATENT_PARTS`)."""
     CHOSEN_KEYS = "chosen keys"
     """Latent rows with lists of keys that an indexer chose for each query row (DeepSeek V3.2, GLM-5)."""
+    FP8_DS_MLA = "fp8_ds_mla rows"
+    """Latent rows of 656 bytes, with a scale for each 128 e4m3 numbers (`RowFormat.FP8_DS_MLA`)."""
     NARROW_VALUES = "narrow values"
     """Values with fewer elements than keys, such as 128 and 192 in un-absorbed MLA prefill."""
     DELTA = "delta"
@@ -92,7 +94,14 @@ MODES_OF: dict[Profile, tuple[Mode, ...]] = {
 """Modes that belong to a profile. A profile that is not listed can occur in every mode."""
 MODES = frozenset({Profile.TREE, Profile.DRAFT_STEPS})
 ROWS = frozenset(
-    {Profile.LATENT, Profile.LATENT_SHAPES, Profile.LATENT_PARTS, Profile.CHOSEN_KEYS, Profile.NARROW_VALUES}
+    {
+        Profile.LATENT,
+        Profile.LATENT_SHAPES,
+        Profile.LATENT_PARTS,
+        Profile.CHOSEN_KEYS,
+        Profile.FP8_DS_MLA,
+        Profile.NARROW_VALUES,
+    }
 )
 """Profiles of layers with values that are not as wide as their keys, or are a part of them, or with chosen keys."""
 RECURRENCES = {
@@ -123,6 +132,8 @@ def _has_core_shape(geometry: Geometry) -> bool:
 def _rows_of(geometry: Geometry) -> Profile | None:
     """Return the profile of `ROWS` that a geometry needs; None if its values are apart and as wide as its keys."""
     a = geometry.attention
+    if a.row_format is RowFormat.FP8_DS_MLA:
+        return Profile.FP8_DS_MLA
     if a.chosen_width:
         return Profile.CHOSEN_KEYS
     if not a.latent:
@@ -153,6 +164,12 @@ def _has_mode_of(profile: Profile) -> Callable[[Geometry], bool]:
     return lambda g: not set(MODES_OF[profile]).isdisjoint(g.modes)
 
 
+def _implied_forms(geometry: Geometry) -> set[Form]:
+    """Return the forms that a geometry's rows imply: they belong to the profile of the rows."""
+    plain = geometry.attention.row_format is RowFormat.PLAIN
+    return {Form.LATENT_PARTS} if plain else {Form.ENGINE_STORES}
+
+
 NEEDS: dict[Profile, Callable[[Geometry], bool]] = {
     Profile.MODEL_SHAPES: lambda g: not _odd(g) and not _has_core_shape(g) and _rows_of(g) is None,
     Profile.ODD_SHAPES: _odd,
@@ -160,10 +177,10 @@ NEEDS: dict[Profile, Callable[[Geometry], bool]] = {
     Profile.WINDOW: lambda g: g.attention.window_left >= 0,
     Profile.SOFT_CAP: lambda g: g.attention.logits_soft_cap > 0,
     Profile.SINKS: lambda g: g.attention.sinks,
-    Profile.FP8: lambda g: g.attention.kv_dtype == FP8_DTYPE,
+    Profile.FP8: lambda g: g.attention.kv_dtype == FP8_DTYPE and g.attention.row_format is RowFormat.PLAIN,
     Profile.WIDE_TAILS: lambda g: g.mask_words > 1 and not TAILED.isdisjoint(g.modes),
     Profile.OVERLAP: lambda g: g.limits.overshoots or g.limits.host_lags,
-    Profile.ENGINE_FORMS: lambda g: bool(set(g.forms) - {Form.LATENT_PARTS}),
+    Profile.ENGINE_FORMS: lambda g: bool(set(g.forms) - _implied_forms(g)),
     Profile.BATCH_INVARIANCE: lambda g: g.limits.batch_invariant,
     **{profile: _needs_rows(profile) for profile in ROWS},
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .geometry import CORE_MODES, Form, Mode, Recurrence
+from .geometry import CORE_MODES, Form, Mode, Recurrence, RowFormat
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,8 @@ class BackendInfo:
         lse: `attend` accepts `lse`, in every geometry that the backend serves. When False, the engine never passes it.
         chosen_keys: the backend serves layers with lists of keys (`AttentionShape.chosen_width`). When False, such a
             geometry is refused.
+        row_formats: formats of latent rows that the backend reads (`AttentionShape.row_format`). A geometry with any
+            other format is refused.
         batch_invariant: with `Limits.batch_invariant` the bits of a request's outputs do not depend on its batch. When
             False, a geometry with that limit is refused.
         recurrences: recurrences of the layers with state that the backend serves, through the hooks `state_supports`,
@@ -56,3 +58,4 @@ class BackendInfo:
     lse: bool = False
     recurrences: tuple[Recurrence, ...] = ()
     chosen_keys: bool = False
+    row_formats: tuple[RowFormat, ...] = (RowFormat.PLAIN,)

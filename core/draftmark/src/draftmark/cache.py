@@ -11,7 +11,7 @@ from .batch.checks import check_kind, shown
 from .cache_checks import check_parts, check_positions, check_rows, check_slots_of_pool, is_leading
 from .devices import present_device
 from .errors import BatchError, BufferError
-from .geometry import Form, Geometry
+from .geometry import Form, Geometry, RowFormat
 
 APART = "{name} does not exist: the rows of this latent cache lie in two buffers; read KVCache.parts"
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -69,13 +69,14 @@ class KVCache:
     ) -> KVCache:
         """Return the cache of a latent layer, over one buffer of whole rows or over two buffers.
 
-        With one buffer, `k` is the view ``[num_pages, page_size, 1, head_dim]`` and `v` the view ``[…, :value_dim]`` of
-        the same memory. With two buffers (`Form.LATENT_PARTS`), reading `k` or `v` raises; `parts` has both buffers.
+        With one buffer, `k` is the view ``[num_pages, page_size, 1, row_width]``, and `v` the view ``[…, :value_dim]``
+        of the same memory. With two buffers (`Form.LATENT_PARTS`), reading `k` or `v` raises; `parts` has both buffers.
 
         Args:
-            rows: ``[num_pages, page_size, head_dim]`` in kv_dtype, or the pair of value parts
+            rows: ``[num_pages, page_size, row_width]`` in kv_dtype, or the pair of value parts
                 ``[num_pages, page_size, value_dim]`` and rests ``[num_pages, page_size, head_dim - value_dim]``.
-            scale: float32 ``[1]``, the one scale of fp8 rows, for keys and values.
+            scale: float32 ``[1]``, the one scale of fp8 rows, for keys and values. None for rows with scales of their
+                own (`RowFormat.FP8_DS_MLA`).
             value_dim: leading elements of a row that are its value. Required for one buffer; two buffers imply it.
             sinks: as in the class.
 
@@ -212,7 +213,7 @@ class KVPool:
     uninitialized.
 
     Attributes:
-        k, v: ``[num_layers, num_pages, page_size, num_kv_heads, head_dim]`` and ``[…, value_width]`` in kv_dtype, on
+        k, v: ``[num_layers, num_pages, page_size, num_kv_heads, row_width]`` and ``[…, value_width]`` in kv_dtype, on
             the device. In a latent geometry v is a view of k's memory; with `Form.LATENT_PARTS` both are absent.
         layers: one `KVCache` view per layer.
 
@@ -239,13 +240,14 @@ class KVPool:
             _as_integers(tensor)[:, :null_pages] = 0  # filled as integers: an Ascend 910B cannot fill fp8 tensors
             return tensor
 
-        scale = torch.ones(1, dtype=torch.float32, device=device) if a.kv_dtype == "float8_e4m3fn" else None
+        scaled = a.kv_dtype == "float8_e4m3fn" and a.row_format is RowFormat.PLAIN
+        scale = torch.ones(1, dtype=torch.float32, device=device) if scaled else None
         value_dim = a.value_width
         if self._parts:
             self._rows = pages(value_dim), pages(a.head_dim - value_dim)
             self.layers = [KVCache.latent(parts, scale) for parts in zip(*self._rows, strict=True)]
         elif a.latent:
-            self.k = pages(1, a.head_dim)
+            self.k = pages(1, a.row_width)
             self.v = self.k[..., :value_dim]
             self.layers = [KVCache.latent(rows[:, :, 0], scale, value_dim=value_dim) for rows in self.k]
         else:

@@ -57,7 +57,8 @@ class LoadedBackend(StateHooks):
     def supports(self, geometry: Geometry) -> list[str]:
         """Return the reasons why the backend does not serve `geometry`; an empty list means that it is served.
 
-        The plugin's own hook never gets a latent layer, chosen keys or narrow values that it does not claim.
+        The plugin's own hook never gets a latent layer, row format, chosen keys or narrow values that it does not
+        claim.
         """
         unclaimed = self._unclaimed_rows(geometry) if isinstance(geometry, Geometry) else []  # else the call refuses it
         if unclaimed:
@@ -89,8 +90,12 @@ class LoadedBackend(StateHooks):
         a = geometry.attention
         if a.chosen_width and not self.info.chosen_keys:
             return ["chosen keys are not served: BackendInfo.chosen_keys is False"]
+        if a.latent and not self.info.latent:
+            return ["latent attention is not served: BackendInfo.latent is False"]
+        if a.row_format not in self.info.row_formats:
+            return [f"row format {a.row_format.value} is not served: it is not in BackendInfo.row_formats"]
         if a.latent:
-            return [] if self.info.latent else ["latent attention is not served: BackendInfo.latent is False"]
+            return []
         if a.value_width == a.head_dim or self.info.narrow_values:
             return []
         widths = f"values of {a.value_width} elements with keys of {a.head_dim}"
@@ -204,8 +209,8 @@ class LoadedBackend(StateHooks):
                 if the arena has guard words.
 
         Raises:
-            BackendRefusal: `BackendInfo` does not claim the forms, latent rows, chosen keys or narrow values of the
-                geometry.
+            BackendRefusal: `BackendInfo` does not claim the forms, latent rows, row format, chosen keys or narrow
+                values of the geometry.
         """
         from .arena import Arena
         from .backend import AttentionBackend

@@ -34,6 +34,7 @@ Layout (path, and its counterpart in FlashAttention-3 or DeepGEMM):
         decode_verify.py, prefill.py  attention kernels
         mainloop.py, latent.py        mainloops, of keys and of latent rows (MLA), from tile.py, mask.py and softmax.py
         chosen.py                     attention over each row's own list of keys
+        fp8_ds_mla.py                 tiles of latent rows of 656 bytes, for both
         tile_schedule.py, prefill_schedule.py, split_kv.py            schedule on the device (FA3 prepare_scheduler)
         combine.py                    combine of the splits (FA3 flash_fwd_combine)
         upcast_kv.py, kv_write.py     e4m3 -> dtype of q; KV scatter
@@ -65,6 +66,7 @@ from draftmark import (
     Mode,
     Progress,
     Recurrence,
+    RowFormat,
     StateGeometry,
     WarmedKernels,
 )
@@ -95,6 +97,7 @@ class TritonPlugin(BackendPlugin):
         sinks=True,
         latent=True,
         chosen_keys=True,
+        row_formats=tuple(RowFormat),
         narrow_values=True,
         lse=True,
         batch_invariant=True,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from draftmark import BufferSpec, Form, Geometry, Mode
+from draftmark import BufferSpec, Form, Geometry, Mode, RowFormat
 
 from . import prefill_fp8, sizing, tree_ops
 from .chosen import ChosenKeys
@@ -127,7 +127,8 @@ def calls_of(
 def launch_all(geometry: Geometry, use: EngineUse, trees: bool) -> None:
     """Call the launch code of every mode and batch size."""
     a = geometry.attention
-    has_scales = a.kv_dtype != a.q_dtype if use.scaled is None else use.scaled
+    plain = a.row_format is RowFormat.PLAIN
+    has_scales = plain and (a.kv_dtype != a.q_dtype if use.scaled is None else use.scaled)
     scale = stand_in(1, dtype="float32") if has_scales else None
     k, v = _latent_cache(geometry) if a.latent else _caches(geometry, use)
     new = stand_in(1, a.num_kv_heads, a.head_dim, dtype=a.q_dtype)
@@ -166,7 +167,7 @@ def _latent_cache(geometry: Geometry) -> tuple[torch.Tensor, torch.Tensor]:
     if Form.LATENT_PARTS in geometry.forms:
         parts = [stand_in(PAGES, a.page_size, dim, dtype=a.kv_dtype) for dim in (width, a.head_dim - width)]
     else:
-        rows = stand_in(PAGES, a.page_size, a.head_dim, dtype=a.kv_dtype)
+        rows = stand_in(PAGES, a.page_size, a.row_width, dtype=a.kv_dtype)
         parts = [rows[..., :width], rows[..., width:]]
     value, rest = latent_operands(*[part.unsqueeze(2) for part in parts])
     return value.as_subclass(_StandIn), rest.as_subclass(_StandIn)
@@ -299,4 +300,4 @@ def _pool_widths(geometry: Geometry) -> list[int]:
     if not a.latent:
         return [a.head_dim, a.value_width]
     parts = Form.LATENT_PARTS in geometry.forms
-    return [a.value_width, a.head_dim - a.value_width] if parts else [a.head_dim]
+    return [a.value_width, a.head_dim - a.value_width] if parts else [a.row_width]

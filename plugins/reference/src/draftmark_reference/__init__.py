@@ -18,6 +18,7 @@ from draftmark import (
     Geometry,
     Mode,
     Recurrence,
+    RowFormat,
     StateGeometry,
 )
 
@@ -51,6 +52,7 @@ class ReferencePlugin(BackendPlugin):
         narrow_values=True,
         lse=True,
         chosen_keys=True,
+        row_formats=tuple(RowFormat),
         recurrences=tuple(Recurrence),
     )
 
@@ -58,8 +60,9 @@ class ReferencePlugin(BackendPlugin):
         self.rollback = Rollback(rollback)
 
     def supports(self, geometry: Geometry) -> list[str]:
-        """Return a reason for fp8 KV; every other geometry is served."""
-        if geometry.attention.kv_dtype == "float8_e4m3fn":
+        """Return a reason for fp8 KV with one scale; every other geometry is served."""
+        a = geometry.attention
+        if a.kv_dtype == "float8_e4m3fn" and a.row_format is RowFormat.PLAIN:
             return ["kv_dtype float8_e4m3fn is not served: the reference stores KV as float32, float16 or bfloat16"]
         return []
 

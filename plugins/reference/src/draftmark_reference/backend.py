@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from draftmark import Form, Geometry, Mode
+from draftmark import Form, Geometry, Mode, RowFormat
 from draftmark.runtime import Arena, Block, ForwardBatch, KVCache, Tree, sinks_of
 
 from .attention import Keys, attend_block, block_visibility, causal_visibility, tree_visibility, unpack_bits
 from .chosen import attend_chosen
+from .row_format import numbers
 
 
 class ReferenceBackend:
@@ -193,6 +194,8 @@ class ReferenceBackend:
         shape = self.geometry.attention
         if self._parts:
             k = torch.cat([_pages(part.unsqueeze(2), table) for part in cache.parts], -1)
+        elif shape.row_format is RowFormat.FP8_DS_MLA:
+            k = numbers(_gathered(cache.k.view(torch.uint8), table), shape.value_width).permute(2, 0, 1, 3)
         else:
             k = _pages(cache.k, table)
         v = k[..., : shape.value_width] if shape.latent else _pages(cache.v, table)
@@ -216,7 +219,11 @@ def _rows(batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
 
 def _pages(tensor: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """Gather ``[num_pages, P, heads, dim]`` by ids ``[R, n]`` into a new float32 ``[heads, R, n·P, dim]``."""
-    requests, pages = table.shape
     # Gather before permuting: index_select of a permuted tensor would copy the whole pool first.
-    gathered = tensor.index_select(0, table.reshape(-1)).float()
-    return gathered.view(requests, pages * tensor.shape[1], *tensor.shape[2:]).permute(2, 0, 1, 3)
+    return _gathered(tensor, table).float().permute(2, 0, 1, 3)
+
+
+def _gathered(tensor: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Gather ``[num_pages, P, heads, dim]`` by ids ``[R, n]`` into a new ``[R, n·P, heads, dim]``."""
+    requests, pages = table.shape
+    return tensor.index_select(0, table.reshape(-1)).view(requests, pages * tensor.shape[1], *tensor.shape[2:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from draftmark.geometry import Geometry
 
 from ..behaviour import Fixture, behaviour, on_device_only
 from ..cases import chosen as cases
+from ..cases import latent_formats as formats
 from ..cases.contents import Contents
 from ..cases.forwards import ForwardCase
 from ..cases.graph_rounds import key_of
@@ -67,13 +69,18 @@ def _fill_unlisted(harness: Harness, forward: ForwardCase, value: float) -> None
     """Fill every row of the pool that no live row's list names, except null pages."""
     import torch
 
+    from ..harness.pools import raw
+
     size, tensors = forward.geometry.attention.page_size, harness.tensors
     live = forward.rows[: forward.live_rows]
     kept = {slot for row in live for slot in forward.truth.visible[row]} | set(range(forward.null_pages * size))
     other = torch.ones(tensors.num_pages * size, dtype=torch.bool, device=tensors.q.device)
     other[torch.tensor(sorted(kept), device=other.device)] = False
     for pool in tensors.stored.values():
-        pool[other.view(pool.shape[:2])] = value
+        if math.isnan(value):
+            raw(pool)[other.view(pool.shape[:2])] = -1  # All bits set is NaN in every dtype, also in parts of a row.
+        else:
+            pool[other.view(pool.shape[:2])] = value
 
 
 @behaviour(Fixture.FORWARDS, cases=cases.some_modes, since=SINCE, bugs=("ATOM#1362",))
@@ -119,6 +126,20 @@ def engine_forms_may_have_lists(harness: Harness, forwards: list[ForwardCase]) -
         harness.assert_forward(forward, batch)
         written = [] if not forward.is_stored else [f"cache.{name}" for name in harness.tensors.stored]
         watch.assert_unchanged_except(("out", *written), "a forward")
+
+
+@behaviour(Fixture.FORWARDS, cases=formats.lists, since=SINCE)
+def lists_name_rows_of_656_bytes(harness: Harness, forwards: list[ForwardCase]) -> None:
+    """Listed rows of 656 bytes, with a scale for each 128 e4m3 numbers, are read exactly in every mode.
+
+    NaN in the rows that no list names reaches no output.
+    """
+    for number, forward in enumerate(forwards):
+        contents = Contents.NEEDLES if number % 3 == 2 else Contents.USUAL
+        batch = harness.load(forward, contents=contents, seed=number)
+        if number % 2:
+            _fill_unlisted(harness, forward, float("nan"))
+        harness.assert_forward(forward, batch)
 
 
 @behaviour(Fixture.SUBJECT, cases=cases.special, since=SINCE)

@@ -59,6 +59,8 @@ def store(pools: list[torch.Tensor], writes: dict[Row, int], forward: ForwardCas
     """
     kept, rows_in_order, device = forward.kept, forward.rows, tensors.k.device
     numbers = [number for number, row in enumerate(rows_in_order) if row in writes and row not in kept]
+    if not numbers:
+        return
     slots = torch.tensor([writes[rows_in_order[number]] for number in numbers], dtype=torch.int64, device=device)
     for pool, rows, scale in zip(pools, tensors.stored_rows(forward), tensors.stored_scales, strict=True):
         where = (slots,) if pool.dim() == 3 else (slots // pool.shape[1], slots % pool.shape[1])

@@ -189,7 +189,7 @@ class Harness(ForwardRunner):
     def assert_sparse_pool(self, forward: ForwardCase) -> None:
         """Check the cache and the output only at the slots that the forward touches, for a pool too large to copy."""
         truth, stored = truth_of(forward), self.tensors.stored
-        for number, row in enumerate(forward.rows[: forward.live_rows]):
+        for number, row in enumerate(forward.rows[: forward.live_rows if forward.is_stored else 0]):
             at = divmod(truth.writes[row], forward.geometry.attention.page_size)
             for (name, pool), rows in zip(stored.items(), self.tensors.stored_rows(forward), strict=True):
                 if not torch.equal(pool[at], rows[number].to(pool.dtype)):

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 
 from draftmark.cache import KVCache
-from draftmark.geometry import AttentionShape, Form, Geometry
+from draftmark.geometry import AttentionShape, Form, Geometry, RowFormat
 
 from ..cases.contents import CONTRAST, Contents, usual_sink
 from ..cases.forwards import TRAPS, ForwardCase
 from ..oracle.attention import Scales
 from ..oracle.formulas import max_rows
 from ..oracle.history import filled_slots
+from ..oracle.row_format import drawn_rows
 from .batch_tensors import BatchTensors
 from .pools import LAYERS, SPARSE, Pool, raw
 from .tensor_forms import EngineTable, KVForm, RowForm, TensorForm, kv_form_of, kv_pages, kv_widths
@@ -124,6 +125,8 @@ class CaseTensors(BatchTensors):
         _, k, v, _ = self.rows(forward)
         if v is not None:
             return [k, v]
+        if self.geometry.attention.row_format is not RowFormat.PLAIN:
+            return []  # The engine stores such rows itself.
         return list(torch.split(k, [*kv_widths(self.geometry).values()], dim=-1))
 
     @property
@@ -236,7 +239,10 @@ class CaseTensors(BatchTensors):
                 raw(pool).fill_(-1)  # All bits set is NaN in every floating-point dtype.
             ints = raw(pool)
             ints[: forward.null_pages] = 0
-            values = torch.randn((len(used), *pool.shape[2:]), generator=dice).to(pool.dtype)
+            if self.geometry.attention.row_format is RowFormat.FP8_DS_MLA:
+                values = drawn_rows(len(used), dice)[:, None]
+            else:
+                values = torch.randn((len(used), *pool.shape[2:]), generator=dice).to(pool.dtype)
             slots = torch.tensor(used, dtype=torch.int64, device=pool.device)
             ints[slots // size, slots % size] = raw(values).to(pool.device)
 
@@ -257,7 +263,7 @@ def used_slots(forward: ForwardCase) -> list[int]:
 
 
 def _scales(attention: AttentionShape, device: str, layer: int) -> Scales:
-    if attention.kv_dtype != "float8_e4m3fn":
+    if attention.kv_dtype != "float8_e4m3fn" or attention.row_format is not RowFormat.PLAIN:
         return None, None
     values = SCALES[0] * 2**layer, SCALES[0] * 2**layer if attention.latent else SCALES[1] / 2**layer
     k, v = (torch.full((1,), scale, dtype=torch.float32, device=device) for scale in values)

@@ -59,7 +59,7 @@ class Listed(Latent):
         """Return the rows ``[chosen_width, head_dim]`` of slots in float32."""
         size = self.shape.page_size
         at = self.page_of(slots), slots % size
-        return torch.cat([part[at] for part in cache.parts], -1).float()
+        return self.joined([part[at] for part in self.parts(cache)])
 
     def page_of(self, slots: Tensor) -> Tensor:
         """Return the page ids of slots."""

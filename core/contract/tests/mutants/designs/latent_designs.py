@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from draftmark import CORE_MODES, Form, Geometry, Mode
+from draftmark import CORE_MODES, Form, Geometry, Mode, RowFormat
 from draftmark.runtime import Arena, Block, ForwardBatch, KVCache
 from draftmark_contract.profiles import Profile, profiles_of
 
@@ -74,8 +74,30 @@ class Latent(Backend):
 
     def gathered(self, cache: KVCache, table: Tensor, end: Tensor) -> Tensor:
         """Return the rows ``[width, head_dim]`` of a request in float32, with zeros from `end` on."""
-        rows = torch.cat([part[table].flatten(0, 1) for part in cache.parts], -1).float()
+        rows = self.joined([part[table].flatten(0, 1) for part in self.parts(cache)])
         return self.cleared(rows, (torch.arange(self.width, device=end.device) < end)[:, None])
+
+    def parts(self, cache: KVCache) -> tuple[Tensor, ...]:
+        """Return value parts and rests of the rows; their bytes, if rows have scales of their own."""
+        if self.shape.row_format is RowFormat.PLAIN:
+            return cache.parts
+        return tuple(part.view(torch.uint8) for part in cache.parts)
+
+    def joined(self, parts: list[Tensor]) -> Tensor:
+        """Return whole rows in float32 from their gathered parts."""
+        rows = torch.cat(parts, -1)
+        if self.shape.row_format is RowFormat.PLAIN:
+            return rows.float()
+        numbers = rows[:, :512].contiguous().view(torch.float8_e4m3fn).float().unflatten(-1, (4, 128))
+        return torch.cat([(numbers * self.block_scales(rows)[..., None]).flatten(1), self.rest(rows)], -1)
+
+    def block_scales(self, rows: Tensor) -> Tensor:
+        """Return the scales ``[rows, 4]`` of rows of 656 bytes."""
+        return rows[:, 512:528].contiguous().view(torch.float32)
+
+    def rest(self, rows: Tensor) -> Tensor:
+        """Return the rests ``[rows, 64]`` of rows of 656 bytes in float32."""
+        return rows[:, 528:].contiguous().view(torch.bfloat16).float()
 
     def cleared(self, rows: Tensor, used: Tensor) -> Tensor:
         """Return the rows with zeros where they are not used."""
@@ -169,12 +191,12 @@ class Lists(Latent):
         """Return the attention of one request's rows, each over its own list."""
         prefix = self.length(batch, request)
         seen = self.seen(batch, request, rows, prefix, tail_len)
-        pool = torch.cat([part.flatten(0, 1) for part in cache.parts], -1)
+        pools = [part.flatten(0, 1) for part in self.parts(cache)]
         slots = self.slots_of(batch.page_table[request])
         found = []
         for row in range(len(q)):
             listed = torch.where(seen[row], slots, 0)
-            keys = torch.where(seen[row][:, None], pool[listed].float(), 0.0)
+            keys = torch.where(seen[row][:, None], self.joined([pool[listed] for pool in pools]), 0.0)
             found.append(self.partial(q[row], keys, seen[row].expand(q.shape[1], -1)))
         return torch.cat([out for out, _ in found]), torch.cat([lse for _, lse in found])
 
@@ -193,13 +215,16 @@ class LatentPlugin(Plugin):
         lse=True,
         modes=(*CORE_MODES, Mode.DRAFT_BLOCK),
         forms=(Form.LATENT_PARTS, Form.ENGINE_STORES),
+        row_formats=tuple(RowFormat),
     )
 
     def supports(self, geometry: Geometry) -> list[str]:
         """Return the tutorial's reasons, and one for a latent layer with a window."""
         a = geometry.attention
         window = a.latent and a.window_left >= 0
-        return super().supports(geometry) + [f"window_left {a.window_left} is not served"] * window
+        own_scales = a.row_format is not RowFormat.PLAIN
+        reasons = [one for one in super().supports(geometry) if not (own_scales and one.startswith("kv_dtype"))]
+        return reasons + [f"window_left {a.window_left} is not served"] * window
 
 
 def latent_plugin(backend: type[Latent], base: type[LatentPlugin] = LatentPlugin, **fields: Any) -> type[LatentPlugin]:

@@ -17,6 +17,7 @@ from .shapes import (
     Form,
     Limits,
     Mode,
+    RowFormat,
 )
 from .state import StateGeometry
 from .state_shapes import STATE_MODES, Gate, Recurrence, StateShape
@@ -40,6 +41,7 @@ __all__ = [
     "Limits",
     "Mode",
     "Recurrence",
+    "RowFormat",
     "StateGeometry",
     "StateShape",
     "ceil_div",

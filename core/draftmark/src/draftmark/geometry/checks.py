@@ -9,7 +9,17 @@ import math
 from typing import TYPE_CHECKING, TypeGuard
 
 from ..errors import GeometryError
-from .shapes import KV_DTYPES, Q_DTYPES, AttentionShape, DeviceProfile, DraftShape, Form, Limits, Mode
+from .shapes import (
+    KV_DTYPES,
+    Q_DTYPES,
+    AttentionShape,
+    DeviceProfile,
+    DraftShape,
+    Form,
+    Limits,
+    Mode,
+    RowFormat,
+)
 
 if TYPE_CHECKING:
     from .batch_geometry import BatchGeometry
@@ -32,6 +42,7 @@ def check(geometry: BatchGeometry, attention: AttentionShape, forms: tuple[Form,
         raise GeometryError("forms", forms, "it must be a tuple of Form", "write (Form.ENGINE_SLOTS,), or leave it out")
     if Form.LATENT_PARTS in forms:
         _check_parts(attention, forms)
+    _check_row_format(attention, forms)
     longest = geometry.max_kv_len
     if longest > INT32_MAX:
         raise GeometryError(
@@ -125,6 +136,33 @@ def _check_parts(a: AttentionShape, forms: tuple[Form, ...]) -> None:
     if a.value_width == a.head_dim:
         limit = f"the rows have no rest: value_dim and head_dim are both {a.head_dim}"
         raise GeometryError("forms", forms, limit, "remove LATENT_PARTS: one buffer stores the whole row")
+
+
+FP8_DS_MLA_SHAPE = {
+    "latent": True,
+    "head_dim": 576,
+    "value_dim": 512,
+    "q_dtype": "bfloat16",
+    "kv_dtype": "float8_e4m3fn",
+    "round_to_e4m3": False,
+}
+"""Fields of every layer with `RowFormat.FP8_DS_MLA`: its writers and kernels have this one shape."""
+
+
+def _check_row_format(a: AttentionShape, forms: tuple[Form, ...]) -> None:
+    if not isinstance(a.row_format, RowFormat):
+        limit = "it must be a RowFormat"
+        raise GeometryError("attention.row_format", a.row_format, limit, "write RowFormat.FP8_DS_MLA, or leave it out")
+    if a.row_format is RowFormat.PLAIN:
+        return
+    for name, want in FP8_DS_MLA_SHAPE.items():
+        if getattr(a, name) != want:
+            limit = f"rows of row_format {a.row_format} need {want}"
+            remedy = f"set it to {want!r}, or row_format to RowFormat.PLAIN"
+            raise GeometryError(f"attention.{name}", getattr(a, name), limit, remedy)
+    if Form.ENGINE_STORES not in forms or Form.LATENT_PARTS in forms:
+        limit = f"the engine stores rows of row_format {a.row_format}, in one buffer"
+        raise GeometryError("forms", forms, limit, "add Form.ENGINE_STORES, and remove Form.LATENT_PARTS")
 
 
 def _check_device(device: DeviceProfile) -> None:

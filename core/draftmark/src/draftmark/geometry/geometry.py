@@ -98,7 +98,7 @@ class Geometry(BatchGeometry):
     def row_bytes(self) -> int:
         """Bytes of one token's KV in one layer: K and V of every KV head, or one latent row."""
         a = self.attention
-        return a.num_kv_heads * (a.head_dim + a.value_width * int(not a.latent)) * DTYPE_BYTES[a.kv_dtype]
+        return a.num_kv_heads * (a.row_width + a.value_width * int(not a.latent)) * DTYPE_BYTES[a.kv_dtype]
 
     @property
     def page_bytes(self) -> int:

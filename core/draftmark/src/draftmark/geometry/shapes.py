@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from .arithmetic import ceil_div
+
 DTYPE_BYTES = {
     "float64": 8,
     "float32": 4,
@@ -23,6 +25,10 @@ DTYPE_BYTES = {
 
 Q_DTYPES = ("float32", "float16", "bfloat16")
 KV_DTYPES = (*Q_DTYPES, "float8_e4m3fn")
+
+
+SCALE_BLOCK = 128
+"""Numbers of a row of `RowFormat.FP8_DS_MLA` that share one scale."""
 
 
 class Mode(StrEnum):
@@ -63,6 +69,16 @@ class Form(StrEnum):
     """The engine writes KV itself, before `attend`. It never calls `AttentionBackend.write_kv`."""
     LATENT_PARTS = "latent_parts"
     """A latent row lies in two buffers: its value part and its rest. See `KVCache.latent`."""
+
+
+class RowFormat(StrEnum):
+    """Format of a latent row in the KV cache. A backend declares the formats it reads."""
+
+    PLAIN = "plain"
+    """head_dim numbers of kv_dtype."""
+    FP8_DS_MLA = "fp8_ds_mla"
+    """656 bytes (DeepSeek V3.2 in FlashMLA, vLLM and SGLang): 512 e4m3 numbers, the value; 4 float32 scales, one for
+    each 128 of these numbers; 64 bfloat16 numbers, the rest. Only the engine writes such rows, with its quantizer."""
 
 
 LAYOUT_FORMS = (Form.ENGINE_SLOTS, Form.ENGINE_TABLE, Form.STRIDED_KV)
@@ -117,11 +133,25 @@ class AttentionShape:
     """attend may round its operands to e4m3, as K and V are stored, and is then not exact to q_dtype. It scales each
     row of each query head by a power of two, to a largest element in [128, 256), and rounds it to e4m3. It rounds
     softmax weights with an error of at most 2**-4 of each, or 2**-17 of the row's largest."""
+    row_format: RowFormat = RowFormat.PLAIN
+    """Format of a latent layer's rows in the cache. head_dim and value_dim count numbers in every format."""
 
     @property
     def value_width(self) -> int:
         """Elements of a value and of one head's output: value_dim, or head_dim if value_dim is None."""
         return self.head_dim if self.value_dim is None else self.value_dim
+
+    @property
+    def row_width(self) -> int:
+        """Elements of kv_dtype in a stored key: head_dim, or 656 bytes in `RowFormat.FP8_DS_MLA`."""
+        if self.row_format is RowFormat.PLAIN:
+            return self.head_dim
+        scales = ceil_div(self.value_width, SCALE_BLOCK)
+        return (
+            self.value_width
+            + DTYPE_BYTES["float32"] * scales
+            + DTYPE_BYTES["bfloat16"] * (self.head_dim - self.value_width)
+        )
 
     @property
     def group_size(self) -> int:

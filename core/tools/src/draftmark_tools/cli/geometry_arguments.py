@@ -15,6 +15,7 @@ from draftmark.geometry import (
     Geometry,
     Limits,
     Mode,
+    RowFormat,
 )
 from draftmark.geometry.checks import SHORT_DTYPES
 
@@ -63,6 +64,13 @@ def _add_attention(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--latent", action="store_true", help="a token has one row: key and value (MLA)")
     group.add_argument("--value-dim", type=int, metavar="N", help="elements of a value; default: --head-dim")
     group.add_argument(
+        "--row-format",
+        type=row_format,
+        default=RowFormat.PLAIN,
+        metavar="FORMAT",
+        help="format of a latent row: plain, or fp8_ds_mla (656 bytes)",
+    )
+    group.add_argument(
         "--softmax-scale",
         type=float,
         metavar="X",
@@ -100,7 +108,7 @@ def _attention(args: argparse.Namespace) -> AttentionShape:
         args.head_dim,
         args.page_size,
         args.dtype,
-        args.dtype if args.kv_dtype is None else args.kv_dtype,
+        _kv_dtype(args),
         window_left=args.window_left,
         logits_soft_cap=args.logits_soft_cap,
         sinks=args.sinks,
@@ -109,7 +117,14 @@ def _attention(args: argparse.Namespace) -> AttentionShape:
         latent=args.latent,
         chosen_width=args.chosen_width,
         round_to_e4m3=args.round_to_e4m3,
+        row_format=args.row_format,
     )
+
+
+def _kv_dtype(args: argparse.Namespace) -> str:
+    if args.kv_dtype is not None:
+        return str(args.kv_dtype)
+    return str(args.dtype) if args.row_format is RowFormat.PLAIN else "float8_e4m3fn"
 
 
 def device_of(args: argparse.Namespace, info: BackendInfo) -> DeviceProfile:
@@ -142,6 +157,14 @@ def check_draft_tokens(num_draft_tokens: int, max_context_len: int) -> None:
 def dtype(text: str) -> str:
     """Return torch's name of a dtype, for argparse; ``"bf16"`` becomes ``"bfloat16"``."""
     return SHORT_DTYPES.get(text, text)
+
+
+def row_format(text: str) -> RowFormat:
+    """Parse the format of a latent row, for argparse."""
+    try:
+        return RowFormat(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}; write {' or '.join(RowFormat)}") from None
 
 
 def modes(text: str) -> tuple[Mode, ...]:

@@ -8,7 +8,7 @@ from draftmark.batch.checks import shown
 from draftmark.cache import KVCache
 from draftmark.cache_checks import is_leading
 from draftmark.errors import BatchError
-from draftmark.geometry import AttentionShape, Form, Geometry
+from draftmark.geometry import AttentionShape, Form, Geometry, RowFormat
 
 
 def check_cache(cache: KVCache, geometry: Geometry, device: torch.device, largest_page: int) -> None:
@@ -54,7 +54,7 @@ def _wanted(cache: KVCache, geometry: Geometry) -> list[tuple[str, torch.Tensor,
                 "one buffer to KVCache.latent"
             ) from error
         heads = a.page_size, a.num_kv_heads
-        return [("cache.k", cache.k, (*heads, a.head_dim)), ("cache.v", cache.v, (*heads, a.value_width))]
+        return [("cache.k", cache.k, (*heads, a.row_width)), ("cache.v", cache.v, (*heads, a.value_width))]
     values, rest = cache.parts
     widths = a.value_width, a.head_dim - a.value_width
     return [
@@ -85,3 +85,8 @@ def _check_latent(cache: KVCache, geometry: Geometry) -> None:
         )
     if cache.k_scale is not cache.v_scale:
         raise BatchError("k_scale and v_scale differ, but a latent row has one scale; pass it to KVCache.latent")
+    if a.row_format is not RowFormat.PLAIN and cache.k_scale is not None:
+        raise BatchError(
+            f"the cache has a scale, but rows of row_format {a.row_format} have their own; pass scale=None to "
+            "KVCache.latent"
+        )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from draftmark.errors import GeometryError
-from draftmark.geometry import AttentionShape
+from draftmark.geometry import AttentionShape, RowFormat
 from draftmark.geometry.checks import is_number
 
 from .config_fields import field_of, integer_of
@@ -24,6 +24,7 @@ def latent_shape(
     dtype: str = "bfloat16",
     kv_dtype: str | None = None,
     dense: bool = False,
+    row_format: RowFormat = RowFormat.PLAIN,
 ) -> AttentionShape:
     """Return the attention shape of a model's absorbed latent layers, on one of `ranks` tensor-parallel ranks.
 
@@ -41,9 +42,10 @@ def latent_shape(
         ranks: tensor-parallel ranks; the query heads are divided among them, and each rank stores the whole row.
         page_size: tokens of a KV page.
         dtype: torch dtype name of queries and outputs.
-        kv_dtype: torch dtype name of the cache; None means `dtype`.
+        kv_dtype: torch dtype name of the cache; None means `dtype`, and float8_e4m3fn with `RowFormat.FP8_DS_MLA`.
         dense: give the shape of a layer that attends to all keys, although the model has layers with chosen keys or
             sliding windows. It is exact while no request exceeds index_topk tokens or the window.
+        row_format: format of the stored rows.
 
     Raises:
         GeometryError: the configuration has no latent layer, a field is out of range, or ranks do not divide the heads.
@@ -58,19 +60,22 @@ def latent_shape(
         limit = f"it must be an integer that divides the {heads} query heads"
         raise GeometryError("ranks", ranks, limit, "use a divisor of the heads")
     scale = (plain + rotated) ** -0.5
+    if kv_dtype is None:
+        kv_dtype = dtype if row_format is RowFormat.PLAIN else "float8_e4m3fn"
     return AttentionShape(
         num_qo_heads=heads // ranks,
         num_kv_heads=1,
         head_dim=rank + rotated,
         page_size=page_size,
         q_dtype=dtype,
-        kv_dtype=dtype if kv_dtype is None else kv_dtype,
+        kv_dtype=kv_dtype,
         softmax_scale=scale * _mscale(text) ** 2 if rotated else scale,
         window_left=window,
         sinks=field_of(text, "learnable_sink_init") is not None,
         value_dim=rank,
         latent=True,
         chosen_width=width,
+        row_format=row_format,
     )
 
 

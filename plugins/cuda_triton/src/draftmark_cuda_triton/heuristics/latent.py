@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from draftmark import DTYPE_BYTES, AttentionShape, DeviceProfile
+from draftmark import DTYPE_BYTES, AttentionShape, DeviceProfile, RowFormat
 
 from ..support import TMA_PAGE_MULTIPLE
 from ..switches import KERNELS, uses_generic_kernels
@@ -56,6 +56,8 @@ def reasons_against_sm90(shape: AttentionShape, device: DeviceProfile) -> list[s
         reasons.append(f"they need values of {values} and a rest of {rests} elements, not {shape.value_width} + {rest}")
     if DTYPE_BYTES[shape.q_dtype] != 2 or shape.kv_dtype != shape.q_dtype:
         reasons.append(f"they need 16-bit q and rows of q's dtype, not {shape.q_dtype} and {shape.kv_dtype}")
+    if shape.row_format is not RowFormat.PLAIN:
+        reasons.append(f"they read plain rows, not {shape.row_format}")
     if shape.page_size % TMA_PAGE_MULTIPLE:
         reasons.append(f"latent rows need pages of a multiple of {TMA_PAGE_MULTIPLE} tokens, not {shape.page_size}")
     return reasons

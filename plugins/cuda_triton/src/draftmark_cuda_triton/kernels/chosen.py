@@ -15,7 +15,9 @@ import triton
 import triton.language as tl
 
 from .convert import convert
+from .fp8_ds_mla import add_rows, empty_state, joined_state, load_row_queries, load_rows, row_logits
 from .inline import INTERPRETED, bound, inline
+from .latent import FP8_DS_MLA
 from .softmax import add_tile, apply_soft_cap, log_sum_exp, normalize, sink_weight
 from .tile import KvSource, dot, load_queries, load_scales
 
@@ -91,6 +93,32 @@ def chosen_mainloop(
         s = tl.where(listed[None, :], s, float("-inf"))
         acc, row_max, row_sum = add_tile(acc, row_max, row_sum, s, value, unit, q_first.dtype, True)
     return acc, row_max, row_sum
+
+
+@inline
+def chosen_fp8_ds_mla(
+    queries, begin, end, rows, chosen, count, scale, cap, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAP: tl.constexpr, STAGES: tl.constexpr
+):  # fmt: skip
+    """Attend the heads of a row to tiles [begin, end) of its list of rows of 656 bytes, as `chosen_mainloop` does."""
+    state = empty_state(queries[0].shape[0])
+    unit = 1.4426950408889634 if CAP else scale
+    dtype: tl.constexpr = queries[0].dtype
+    entry = begin * BLOCK_N + tl.arange(0, BLOCK_N)
+    slot = tl.load(chosen + entry, mask=entry < count, other=-1)
+    for tile in tl.range(bound(begin), bound(end), num_stages=STAGES):
+        listed = slot >= 0
+        # 64-bit: slot · 656 exceeds 2**31 from 3.2 million rows on (vllm#47671).
+        offsets = (slot // PAGE_SIZE).to(tl.int64) * rows.stride_page + (slot % PAGE_SIZE) * rows.stride_slot
+        loaded = load_rows(rows.data, offsets, listed, True)
+        entry = (tile + 1) * BLOCK_N + tl.arange(0, BLOCK_N)
+        slot = tl.load(chosen + entry, mask=entry < count, other=-1)
+        s = row_logits(queries, loaded)
+        if CAP:
+            s = apply_soft_cap(s, scale, cap, INTERPRETED)
+        s = tl.where(listed[None, :], s, float("-inf"))
+        state = add_rows(state, s, loaded, unit, dtype, True)
+    return joined_state(state)
 
 
 @triton.jit(
@@ -171,16 +199,22 @@ def attend_chosen(
     k_factor, v_factor = load_scales(k_scale, v_scale, SCALED)
     keys = KvSource(data=k_source, stride_page=stride_k_page, stride_slot=stride_k_slot, stride_head=stride_k_head)
     values = KvSource(data=v_source, stride_page=stride_v_page, stride_slot=stride_v_slot, stride_head=stride_v_head)
-    if LATENT:
-        q_first = load_queries(q_row, live, 0, VALUE_DIM, BLOCK_V)
-        q_rest = load_queries(q_row, live, VALUE_DIM, HEAD_DIM - VALUE_DIM, BLOCK_D)
+    chosen = chosen_slots + row.to(tl.int64) * width
+    if LATENT == FP8_DS_MLA:
+        acc, row_max, row_sum = chosen_fp8_ds_mla(
+            load_row_queries(q_row, live), begin, end, keys, chosen, count, scale, cap, PAGE_SIZE, BLOCK_N, CAP, STAGES
+        )
     else:
-        q_first = load_queries(q_row, live, 0, HEAD_DIM, BLOCK_D)
-        q_rest = q_first
-    acc, row_max, row_sum = chosen_mainloop(
-        q_first, q_rest, begin, end, keys, values, chosen_slots + row.to(tl.int64) * width, count, head,
-        scale * k_factor, cap, PAGE_SIZE, BLOCK_N, HEAD_DIM, BLOCK_D, VALUE_DIM, BLOCK_V, LATENT, CAP, STAGES,
-    )  # fmt: skip
+        if LATENT:
+            q_first = load_queries(q_row, live, 0, VALUE_DIM, BLOCK_V)
+            q_rest = load_queries(q_row, live, VALUE_DIM, HEAD_DIM - VALUE_DIM, BLOCK_D)
+        else:
+            q_first = load_queries(q_row, live, 0, HEAD_DIM, BLOCK_D)
+            q_rest = q_first
+        acc, row_max, row_sum = chosen_mainloop(
+            q_first, q_rest, begin, end, keys, values, chosen, count, head, scale * k_factor, cap, PAGE_SIZE, BLOCK_N,
+            HEAD_DIM, BLOCK_D, VALUE_DIM, BLOCK_V, LATENT, CAP, STAGES,
+        )  # fmt: skip
 
     log_sum = log_sum_exp(row_max, row_sum)
     if SINKS and not SPLIT:

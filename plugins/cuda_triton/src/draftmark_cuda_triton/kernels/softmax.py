@@ -39,6 +39,23 @@ def sink_weight(sinks, heads, live, row_max):
 
 
 @inline
+def tile_weights(row_max, row_sum, s, unit, MASKED: tl.constexpr):
+    """Return the softmax probabilities of a key tile, the factor on the row's sums so far, and new row_max and row_sum.
+
+    Args:
+        row_max, row_sum, s, unit, MASKED: as in `add_tile`.
+    """
+    new_row_max = tl.maximum(row_max, largest(s, 1) * unit)
+    pivot = new_row_max
+    if MASKED:
+        # If a row has seen no key so far, its maximum is -inf, and -inf - -inf would be NaN.
+        pivot = tl.where(new_row_max == float("-inf"), 0.0, new_row_max)
+    p = tl.exp2(s * unit - pivot[:, None])
+    fade = tl.exp2(row_max - pivot)
+    return p, fade, new_row_max, row_sum * fade + total(p, 1)
+
+
+@inline
 def add_tile(acc, row_max, row_sum, s, v, unit, dtype: tl.constexpr, MASKED: tl.constexpr):
     """Add a key tile to the running state of a row tile (online softmax); return acc, row_max, row_sum.
 
@@ -49,15 +66,8 @@ def add_tile(acc, row_max, row_sum, s, v, unit, dtype: tl.constexpr, MASKED: tl.
         dtype: dtype of the softmax probabilities in the product with `v`.
         MASKED: a row may have seen no key yet, in this tile and before.
     """
-    new_row_max = tl.maximum(row_max, largest(s, 1) * unit)
-    pivot = new_row_max
-    if MASKED:
-        # If a row has seen no key so far, its maximum is -inf, and -inf - -inf would be NaN.
-        pivot = tl.where(new_row_max == float("-inf"), 0.0, new_row_max)
-    p = tl.exp2(s * unit - pivot[:, None])
-    old_scale = tl.exp2(row_max - pivot)
-    row_sum = row_sum * old_scale + total(p, 1)
-    return dot(convert(p, dtype), v, acc * old_scale[:, None]), new_row_max, row_sum
+    p, fade, row_max, row_sum = tile_weights(row_max, row_sum, s, unit, MASKED)
+    return dot(convert(p, dtype), v, acc * fade[:, None]), row_max, row_sum
 
 
 @inline

@@ -245,8 +245,8 @@ def generic_constants(shape: AttentionParams, config: KernelConfig, t: Operands 
     """Return the constants and compiler options of the kernels in `kernels`: columns of a tile, scales and warps."""
     return {
         "HEAD_DIM": shape.head_dim, "BLOCK_D": shape.block_d, "VALUE_DIM": shape.value_width, "BLOCK_V": shape.block_v,
-        "LATENT": shape.latent, "SCALED": scaled(t.k_scale, t.v_scale), "num_warps": config.num_warps,
-        "num_stages": config.num_stages,
+        "LATENT": 2 if shape.fp8_ds_mla else shape.latent, "SCALED": scaled(t.k_scale, t.v_scale),
+        "num_warps": config.num_warps, "num_stages": config.num_stages,
     }  # fmt: skip
 
 

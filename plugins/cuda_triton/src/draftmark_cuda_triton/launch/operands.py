@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from draftmark import Geometry, Mode
+from draftmark import Geometry, Mode, RowFormat
 
 from ..heuristics.common import next_power_of_two
 
@@ -102,6 +102,7 @@ class AttentionParams:
         max_q_len: rows of the longest request in any mode except EXTEND. The combine's blocks follow it, not a batch.
         value_dim: elements of a value and of an output row; 0 for head_dim.
         latent: a token has one row, its key, and the value is the row's first value_dim elements.
+        fp8_ds_mla: latent rows have 656 bytes, with a scale for each 128 e4m3 numbers (`RowFormat.FP8_DS_MLA`).
     """
 
     num_kv_heads: int
@@ -117,6 +118,7 @@ class AttentionParams:
     max_q_len: int = 1 << 16
     value_dim: int = 0
     latent: bool = False
+    fp8_ds_mla: bool = False
 
     @classmethod
     def from_geometry(cls, geometry: Geometry, on_gpu: bool) -> AttentionParams:
@@ -138,6 +140,7 @@ class AttentionParams:
             max_q_len=max(q_lens, default=1),
             value_dim=a.value_width,
             latent=a.latent,
+            fp8_ds_mla=a.row_format is RowFormat.FP8_DS_MLA,
         )
 
     def merge_heads(self, kv_heads_per_tile: int) -> AttentionParams:
