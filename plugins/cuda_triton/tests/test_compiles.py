@@ -10,7 +10,7 @@ from itertools import product
 import pytest
 import torch
 
-from draftmark import AttentionShape, DeviceProfile, DraftShape, Geometry, Limits, Mode
+from draftmark import AttentionShape, DeviceProfile, DraftShape, Form, Geometry, Limits, Mode, RowFormat
 from draftmark_cuda_triton import kernel_list
 from draftmark_cuda_triton.kernel_variants import kernels
 from draftmark_cuda_triton.launch import metadata, operands
@@ -190,5 +190,30 @@ def test_kernels_of_chosen_keys_compile_within_shared_memory(monkeypatch, tmp_pa
     geometry = Geometry.create(shape, Limits(4, 4096), DraftShape(2, 3, 4), device, modes)
     attention = [one for one in kernel_list.kernels_of(geometry, arch) if one.kernel.__name__ == "attend_chosen"]
     assert len(attention) == 2
+    for one in attention:
+        assert one.compile().metadata.shared <= LIMIT_KIB[arch] << 10, one
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("arch", "heads", "chosen_width"),
+    [
+        pytest.param(arch, heads, width, marks=() if (arch, heads) == (90, 16) else pytest.mark.slow)
+        for arch in LIMIT_KIB
+        for heads, width in ((16, 0), (128, 0), (16, 2048), (128, 2048))
+        if arch >= 89
+    ],
+)
+def test_kernels_of_rows_of_656_bytes_compile_within_shared_memory(monkeypatch, tmp_path, arch, heads, chosen_width):
+    """Every attention kernel of rows of 656 bytes compiles for each architecture with e4m3, and its tiles fit."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    modes, device = (Mode.DECODE, Mode.VERIFY), DeviceProfile("cuda", arch, 132)
+    shape = AttentionShape(
+        heads, 1, 576, 64, "bfloat16", "float8_e4m3fn", softmax_scale=0.1, value_dim=512, latent=True,
+        chosen_width=chosen_width, row_format=RowFormat.FP8_DS_MLA,
+    )  # fmt: skip
+    geometry = Geometry.create(shape, Limits(4, 4096), DraftShape(2, 3, 4), device, modes, (Form.ENGINE_STORES,))
+    attention = [one for one in kernel_list.kernels_of(geometry, arch) if one.kernel.__name__.startswith("attend")]
+    assert attention
     for one in attention:
         assert one.compile().metadata.shared <= LIMIT_KIB[arch] << 10, one

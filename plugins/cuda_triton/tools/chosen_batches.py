@@ -28,12 +28,12 @@ class ChosenProblem(Problem):
 
     lists: list[list[int]] = field(default_factory=list)
 
-    def expected(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return out and lse of the live rows in float64, each over the keys of the row's list."""
+    def expected(self, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
+        """Return out and lse of the live rows in float64 on a device, each over the keys of the row's list."""
         a = self.geometry.attention
-        (k, v), sinks = self.stored(), self.cache.sinks
+        (k, v), sinks = self.stored(device), self.cache.sinks
         scale = a.head_dim**-0.5 if a.softmax_scale is None else a.softmax_scale
-        queries = self.q.cpu().double().view(-1, a.num_kv_heads, a.group_size, a.head_dim)
+        queries = self.q.to(device).double().view(-1, a.num_kv_heads, a.group_size, a.head_dim)
         outs, lses = [], []
         for q, slots in zip(queries, self.lists, strict=False):
             keys, values = k[slots].transpose(0, 1), v[slots].transpose(0, 1)  # [KV heads, keys, elements]
@@ -42,7 +42,7 @@ class ChosenProblem(Problem):
                 scores = a.logits_soft_cap * torch.tanh(scores / a.logits_soft_cap)
             total = lse = scores.logsumexp(-1)
             if sinks is not None:
-                total = torch.logaddexp(lse, sinks.cpu().double().view(lse.shape))
+                total = torch.logaddexp(lse, sinks.to(device).double().view(lse.shape))
             weights = (scores - total[..., None]).exp() if slots else scores
             outs.append((weights @ values).flatten(0, 1))
             lses.append(lse.flatten())

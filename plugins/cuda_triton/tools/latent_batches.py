@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
-from draftmark import AttentionShape, DeviceProfile, DraftShape, Form, Geometry, Limits, Mode
+from draftmark import AttentionShape, DeviceProfile, DraftShape, Form, Geometry, Limits, Mode, RowFormat
 from draftmark.batch import Block, Causal, ForwardBatch, Tree
 from draftmark.devices import device_profile
 from draftmark.lengths import Unknown
 from draftmark.runtime import KVCache
+from draftmark_contract.oracle.row_format import drawn_rows, real_rows
 
 TREE_MODES = (Mode.VERIFY, Mode.RAGGED_VERIFY)
 """Modes in which half of the batches have a tree; DRAFT always has one."""
@@ -92,7 +93,10 @@ class Problem:
     def stored(self, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys and values of all KV slots, ``[slots, KV heads, elements]`` in float64 on a device, scaled."""
         a, cache = self.geometry.attention, self.cache
-        if a.latent:
+        if a.row_format is RowFormat.FP8_DS_MLA:
+            k = real_rows(cache.k.to(device))
+            v = k[..., : a.value_width]
+        elif a.latent:
             k = torch.cat([one.to(device).double() for one in cache.parts], -1)[:, :, None]
             v = k[..., : a.value_width]
         else:
@@ -230,6 +234,14 @@ def _cache(geometry: Geometry, requests: list[Request], dice: torch.Generator, d
             tensor[known] = torch.randn(len(known), *rest, generator=dice)
         return tensor.view(pages, a.page_size, *rest).to(getattr(torch, a.kv_dtype)).to(device)
 
+    if a.row_format is RowFormat.FP8_DS_MLA:
+        rows = torch.full((pages * a.page_size, a.row_width), 255, dtype=torch.uint8)  # every part of a row is NaN
+        for one in requests:
+            known = one.slots(a.page_size)
+            rows[known] = drawn_rows(len(known), dice).view(torch.uint8)
+        stored = rows.view(pages, a.page_size, -1).view(torch.float8_e4m3fn).to(device)
+        own_sinks = torch.randn(a.num_qo_heads, generator=dice).to(device) if a.sinks else None
+        return KVCache.latent(stored, value_dim=a.value_width, sinks=own_sinks)
     scale = torch.tensor([0.5], device=device) if a.kv_dtype != a.q_dtype else None
     sinks = torch.randn(a.num_qo_heads, generator=dice).to(device) if a.sinks else None
     if not a.latent:

@@ -64,6 +64,7 @@ class DraftmarkMLABackend(CustomBackend, MLACommonBackend):  # type: ignore[misc
 
 def _refused_for_latent(config: Any, kv_cache_dtype: Any) -> str | None:
     """Return a sentence about the first option that only MLA layers do not serve; None if there is none."""
-    if is_fp8(kv_cache_dtype):
-        return f"fp8 KV of MLA layers is not served; leave --kv-cache-dtype out, or {OTHER_BACKEND}"
+    if is_fp8(kv_cache_dtype) or kv_cache_dtype == "fp8_ds_mla":
+        name = "fp8" if is_fp8(kv_cache_dtype) else kv_cache_dtype
+        return f"{name} KV of MLA layers is not served; leave --kv-cache-dtype out, or {OTHER_BACKEND}"
     return None
