@@ -52,6 +52,7 @@ MODULES = {
     "latent": "Latent layers",
     "latent_graphs": "Latent layers in graphs",
     "latent_lse": "Log-sum-exp",
+    "latent_formats": "Latent rows of 656 bytes",
     "chosen": "Chosen keys",
     "narrow_values": "Narrow values",
     "state_sizing": "Sizes of recurrent state",

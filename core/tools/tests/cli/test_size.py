@@ -70,6 +70,18 @@ def test_a_latent_layer_has_one_row_per_token(draftmark: Run) -> None:
     assert missing.code == 2 and "attention.softmax_scale is None" in missing.err
 
 
+def test_a_row_of_656_bytes(draftmark: Run) -> None:
+    """DeepSeek V3.2 in fp8_ds_mla: 656 bytes a token; a format that does not exist is refused with the known ones."""
+    argv = ("--latent", "--head-dim", 576, "--value-dim", 512, "--softmax-scale", 0.1352, "--page-size", 64)
+    argv += ("--row-format", "fp8_ds_mla", "--forms", "engine_stores")
+    found = draftmark("size", "reference", *argv, "--json").json
+    assert found["kv_pages"]["page_bytes"] == 64 * 656
+    assert found["geometry"]["attention"]["row_format"] == "fp8_ds_mla"
+    assert "latent rows of 576 in 656 bytes (fp8_ds_mla), values of 512" in draftmark("size", "reference", *argv).out
+    wrong = draftmark("size", "reference", "--row-format", "fp8")
+    assert wrong.code == 2 and "write plain or fp8_ds_mla" in wrong.err
+
+
 def test_captured_padding_counts(draftmark: Run) -> None:
     """A captured size above max_num_reqs determines every buffer's size (sglang#25124)."""
     found = draftmark("size", "reference", "--max-num-reqs", 3, "--capture-batch-sizes", "1,2,4", "--json").json

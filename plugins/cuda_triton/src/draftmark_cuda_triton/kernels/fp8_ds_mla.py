@@ -6,7 +6,7 @@
 The scales stay in fp32 outside of the operands, so no product has a rounded operand that plain rows do not have:
 
     s     = q_rest · restᵀ + Σ_b (q_b · e_bᵀ) · s_b         a scale is a factor of one key's logits
-    out_b = (p · s_b) · e_b                                 p · s_b is rounded to q's dtype once, as p alone would be
+    out_b = (p · s_b) · e_b                                 p · s_b is rounded to q's dtype once, as p is for plain rows
 
 Numbers and scales are loaded once for both products. Bytes: 656 for each key, 0.57 of a row of bf16.
 """
