@@ -56,7 +56,7 @@ class Profile(StrEnum):
     """Latent rows in two buffers, value part and rest (`Form.LATENT_PARTS`)."""
     CHOSEN_KEYS = "chosen keys"
     """Latent rows with lists of keys that an indexer chose for each query row (DeepSeek V3.2, GLM-5)."""
-    FP8_DS_MLA = "fp8_ds_mla rows"
+    FP8_DS_MLA = "656-byte rows"
     """Latent rows of 656 bytes, with a scale for each 128 e4m3 numbers (`RowFormat.FP8_DS_MLA`)."""
     NARROW_VALUES = "narrow values"
     """Values with fewer elements than keys, such as 128 and 192 in un-absorbed MLA prefill."""
