@@ -15,6 +15,7 @@ from ..cases import latent_formats as cases
 from ..cases.contents import Contents
 from ..cases.forwards import ForwardCase
 from ..cases.graph_rounds import key_of
+from ..cases.latent import SINCE
 from ..check import ContractViolation, Tier, check
 from ..sizing.batches import brief
 from ..sizing.claims import KINDS
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from ..backend_under_test import BackendUnderTest
     from ..harness.harness import Harness
 
-SINCE = cases.SINCE
 QUERIES = 12.0
 """Factor on the random queries of one block of a row, so that only this block decides the weights."""
 
