@@ -20,7 +20,7 @@ def real_rows(rows: torch.Tensor) -> torch.Tensor:
     """Return the numbers of rows ``[..., 656]`` of one-byte elements in float64, ``[..., 576]``."""
     found = rows.view(torch.uint8)
     value, scales, rest = (found[..., part].contiguous() for part in PARTS.values())
-    blocks = value.view(torch.float8_e4m3fn).double().view(*value.shape[:-1], -1, BLOCK)
+    blocks = value.view(torch.float8_e4m3fn).double().view(*value.shape[:-1], VALUE // BLOCK, BLOCK)
     blocks = blocks * scales.view(torch.float32).double()[..., None]
     return torch.cat((blocks.flatten(-2), rest.view(torch.bfloat16).double()), -1)
 
@@ -30,7 +30,7 @@ def stored_rows(numbers: torch.Tensor) -> torch.Tensor:
 
     The scale of a block maps its largest number to the largest e4m3 number.
     """
-    blocks = numbers[..., :VALUE].float().reshape(*numbers.shape[:-1], -1, BLOCK)
+    blocks = numbers[..., :VALUE].float().reshape(*numbers.shape[:-1], VALUE // BLOCK, BLOCK)
     scales = (blocks.abs().amax(-1) / LARGEST).clamp(min=2.0**-126)
     value = (blocks / scales[..., None]).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn).flatten(-2)
     rest = numbers[..., VALUE:].to(torch.bfloat16).contiguous()
