@@ -14,7 +14,7 @@ from draftmark_testing.pairs import in_turn
 
 from . import catalog, suite
 from .designs import tutorial
-from .designs.state_designs import STATE_DESIGNS, state_plugin
+from .designs.state_plugin import STATE_DESIGNS, state_plugin
 from .mutant import Mutant
 
 torch.set_num_threads(1)

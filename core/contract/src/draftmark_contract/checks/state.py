@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING
 
 from ..behaviour import Fixture, behaviour
 from ..cases import state
+from ..cases import state_ranges as ranges
 from ..cases import state_sets as cases
 from ..cases.forwards import ForwardCase
 from ..check import ContractViolation, Refused
 
 if TYPE_CHECKING:
     from ..backend_under_test import BackendUnderTest
+    from ..cases.state_ranges import Optional, Sharded
     from ..cases.state_rounds import Round
-    from ..cases.state_sets import Optional, Sharded
     from ..harness.state_harness import StateHarness
 
 SINCE = state.SINCE
@@ -139,20 +140,20 @@ def checkpoint_is_its_length(harness: StateHarness, rounds: Sequence[Round]) -> 
     harness.assert_rounds([one.without_saves() for one in before_resumes])
 
 
-@behaviour(Fixture.FORWARDS, cases=cases.crowds, since=SINCE)
+@behaviour(Fixture.FORWARDS, cases=ranges.crowds, since=SINCE)
 def a_crowd_is_right(harness: StateHarness, forwards: list[ForwardCase]) -> None:
     """A batch of 24 requests is right in every mode, with heads, states and convolutions of models."""
     for number, forward in enumerate(forwards):
         harness.assert_forward(forward, harness.load(forward, seed=number))
 
 
-@behaviour(Fixture.LARGE_POOL, cases=cases.far, since=SINCE, bugs=("sglang#31934", "mamba#1015"))
+@behaviour(Fixture.LARGE_POOL, cases=ranges.far, since=SINCE, bugs=("sglang#31934", "mamba#1015"))
 def slots_reach_past_int32(harness: StateHarness, forward: ForwardCase) -> None:
     """States and windows are read and written at slots where slot · elements does not fit 32 bits."""
     harness.assert_forward(forward, harness.load(forward))
 
 
-@behaviour(Fixture.SUBJECT, cases=cases.dtypes, since=SINCE, bugs=("sglang#40419", "sglang#19785", "vllm#53239"))
+@behaviour(Fixture.SUBJECT, cases=ranges.dtypes, since=SINCE, bugs=("sglang#40419", "sglang#19785", "vllm#53239"))
 def dtype_is_read_as_written(subject: BackendUnderTest, optional: Optional) -> None:
     """States and windows are stored in their own dtypes, and a forward rounds a state once, when it writes the slot.
 
@@ -161,7 +162,7 @@ def dtype_is_read_as_written(subject: BackendUnderTest, optional: Optional) -> N
     _served_or_named(subject, optional)
 
 
-@behaviour(Fixture.SUBJECT, cases=cases.drawn, since=SINCE)
+@behaviour(Fixture.SUBJECT, cases=ranges.drawn, since=SINCE)
 def sizes_may_be_any(subject: BackendUnderTest, optional: Optional) -> None:
     """Outputs and slots are right for drawn heads, elements, taps, rows, requests and layers; each two ranges meet.
 
@@ -186,7 +187,7 @@ def _served_or_named(subject: BackendUnderTest, optional: Optional) -> None:
 
 @behaviour(
     Fixture.SUBJECT,
-    cases=cases.shards,
+    cases=ranges.shards,
     since=SINCE,
     bugs=("vllm#13660", "vllm#55091", "mamba#916", "sglang#22060", "vllm#55208"),
 )
@@ -200,7 +201,7 @@ def shards_are_the_whole(subject: BackendUnderTest, sharded: Sharded) -> None:
     assert_shards(subject, sharded)
 
 
-@behaviour(Fixture.FORWARDS, cases=cases.strided, since=SINCE)
+@behaviour(Fixture.FORWARDS, cases=ranges.strided, since=SINCE)
 def inputs_may_be_strided(harness: StateHarness, forwards: list[ForwardCase]) -> None:
     """Inputs may be views of one projection with any pitch of rows, and layers may run in any order.
 
@@ -212,7 +213,7 @@ def inputs_may_be_strided(harness: StateHarness, forwards: list[ForwardCase]) ->
         harness.assert_forward(forward, harness.load(forward, seed=number))
 
 
-@behaviour(Fixture.FORWARDS, cases=cases.strided, since=SINCE, bugs=("llama.cpp#26695",))
+@behaviour(Fixture.FORWARDS, cases=ranges.strided, since=SINCE, bugs=("llama.cpp#26695",))
 def each_call_writes_its_own(harness: StateHarness, forwards: list[ForwardCase]) -> None:
     """A call writes its outputs and, in EXTEND, DECODE and a commit, slots; never its inputs or the batch."""
     for number, forward in enumerate(forwards):
@@ -223,7 +224,7 @@ def each_call_writes_its_own(harness: StateHarness, forwards: list[ForwardCase])
             watch.assert_unchanged_except(harness.writes_of(name, forward), name)
 
 
-@behaviour(Fixture.FORWARDS, cases=cases.strided, since=SINCE, bugs=("sglang#29413",))
+@behaviour(Fixture.FORWARDS, cases=ranges.strided, since=SINCE, bugs=("sglang#29413",))
 def calls_read_no_device_memory(harness: StateHarness, forwards: list[ForwardCase]) -> None:
     """No call reads a tensor of the batch, the inputs, the slots or the arena on the host."""
     for number, forward in enumerate(forwards):
@@ -241,7 +242,7 @@ def calls_read_no_device_memory(harness: StateHarness, forwards: list[ForwardCas
                 )
 
 
-@behaviour(Fixture.FORWARDS, cases=cases.strided, since=SINCE, bugs=("sglang#27193",))
+@behaviour(Fixture.FORWARDS, cases=ranges.strided, since=SINCE, bugs=("sglang#27193",))
 def plan_does_not_depend_on_device_memory(harness: StateHarness, forwards: list[ForwardCase]) -> None:
     """A forward is right when its batch reaches the device after plan(), and nothing of an earlier plan is kept."""
     for number, forward in enumerate(forwards):
@@ -255,13 +256,13 @@ def plan_does_not_depend_on_device_memory(harness: StateHarness, forwards: list[
         harness.assert_step(forward, batch, expected, "the output of a batch that reached the device after plan()")
 
 
-@behaviour(Fixture.FORWARDS, cases=cases.strided, since=SINCE, bugs=("sglang#27664",))
+@behaviour(Fixture.FORWARDS, cases=ranges.strided, since=SINCE, bugs=("sglang#27664",))
 def nothing_is_kept_or_moved(harness: StateHarness, forwards: list[ForwardCase]) -> None:
     """Forwards of every mode leave the backend with the memory that it had when it was opened, and move no buffer."""
     harness.assert_keeps_nothing(forwards, "open_state", "state_buffers", "draftmark.state.StateBackend")
 
 
-@behaviour(Fixture.FORWARDS, cases=cases.strided, since=SINCE, bugs=("sglang#10278",))
+@behaviour(Fixture.FORWARDS, cases=ranges.strided, since=SINCE, bugs=("sglang#10278",))
 def forwards_give_the_same_bits(harness: StateHarness, forwards: list[ForwardCase]) -> None:
     """A forward gives the same bits of outputs and slots again after other forwards, and on another arena."""
     first = [harness.bits_of_round(forward, seed) for seed, forward in enumerate(forwards)]
@@ -281,7 +282,7 @@ def forwards_give_the_same_bits(harness: StateHarness, forwards: list[ForwardCas
                 )
 
 
-@behaviour(Fixture.FORWARDS, cases=cases.strided, since=SINCE, bugs=("vllm#48261", "flashinfer#4014"))
+@behaviour(Fixture.FORWARDS, cases=ranges.strided, since=SINCE, bugs=("vllm#48261", "flashinfer#4014"))
 def opens_are_apart(harness: StateHarness, forwards: list[ForwardCase]) -> None:
     """A round of one open between the rows of another open's round and its commit changes nothing there."""
     other = harness.fresh()

@@ -7,7 +7,7 @@ import torch
 from draftmark.geometry import Recurrence, StateShape
 
 from ..backend_under_test import BackendUnderTest
-from ..cases.state_sets import Sharded
+from ..cases.state_ranges import Sharded
 from .pools import raw
 from .state_harness import StateHarness
 from .state_tensors import StateTensors

@@ -1,14 +1,12 @@
-"""Correct recurrent state in two designs other than the reference's, as base classes for mutants.
+"""Correct recurrent state in a design other than the reference's, and the base class of such designs.
 
 `Columns` stores the state after every row in a column of its batch entry, as engines with several slots a request do.
-`Masked` computes all rows of a tree from the committed state and the ancestor mask, and stores one record a row.
-Both compute all requests at once, and rows that a request does not have are masked.
+A design computes all requests at once, and rows that a request does not have are masked.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -16,13 +14,9 @@ from draftmark import BufferSpec, Gate, Recurrence, StateGeometry
 from draftmark.geometry import Mode
 from draftmark.runtime import Arena, ForwardBatch, StateCache, StatePool, Tree, VerifyResult, checkpoint_lens
 
-from .tutorial import Plugin
-
 Tensor = torch.Tensor
 LEAVES_STATE = (Mode.EXTEND, Mode.DECODE)
 """Modes with rows that write the slot."""
-CHUNK = 16
-"""Rows that `Masked` computes at once in a prompt."""
 
 
 @dataclass(frozen=True)
@@ -251,7 +245,7 @@ class StateDesign:
         return self.shape.recurrence is Recurrence.DELTA
 
 
-def _rows(geometry: StateGeometry) -> tuple[int, int, int]:
+def rows_of(geometry: StateGeometry) -> tuple[int, int, int]:
     verifies = {Mode.VERIFY, Mode.RAGGED_VERIFY}.intersection(geometry.modes)
     return geometry.num_layers, geometry.max_reqs, geometry.draft.num_draft_tokens if verifies else 0
 
@@ -259,7 +253,7 @@ def _rows(geometry: StateGeometry) -> tuple[int, int, int]:
 def channels_buffer(geometry: StateGeometry) -> list[BufferSpec]:
     """Return the buffer of the convolution's inputs."""
     s = geometry.state
-    shape = (*_rows(geometry), s.conv_channels)
+    shape = (*rows_of(geometry), s.conv_channels)
     spec = BufferSpec("channels", shape, s.conv_dtype, "layers · max_reqs · D · channels")
     return [spec] if s.conv_kernel else []
 
@@ -271,7 +265,7 @@ class Columns(StateDesign):
     def buffers(geometry: StateGeometry) -> list[BufferSpec]:
         """Return one column for each row of the largest batch."""
         s = geometry.state
-        shape = (*_rows(geometry), s.num_heads, s.value_dim, s.key_dim)
+        shape = (*rows_of(geometry), s.num_heads, s.value_dim, s.key_dim)
         spec = BufferSpec("columns", shape, s.compute_dtype, "layers · max_reqs · D · state")
         return [*([spec] if s.num_heads else []), *channels_buffer(geometry)]
 
@@ -330,145 +324,3 @@ class Columns(StateDesign):
         """Return the column of the last of `count` accepted rows."""
         leaf = accepted.accept_index.gather(1, (count - 1).clamp(min=0)[:, None])
         return self.parent_state(self.columns(cache, view), self.first(cache.state, view), leaf[:, 0])
-
-
-class Masked(StateDesign):
-    """Computes all rows of a chunk from the committed state and the ancestor mask, and stores records of rows."""
-
-    @staticmethod
-    def buffers(geometry: StateGeometry) -> list[BufferSpec]:
-        """Return the records of the rows of the largest batch: update, key and decay."""
-        s, rows = geometry.state, _rows(geometry)
-        parts = {"updates": s.value_dim, "keys": s.key_dim, "decays": s.key_dim if s.gate is Gate.KEY else 1}
-        specs = [
-            BufferSpec(
-                name,
-                (*rows, s.num_heads, width),
-                s.compute_dtype,
-                "layers · max_reqs · D",
-            )
-            for name, width in parts.items()
-        ]
-        return [*(specs if s.num_heads else []), *channels_buffer(geometry)]
-
-    def recur(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        log_decay: Tensor,
-        beta: Tensor | None,
-        cache: StateCache,
-        batch: ForwardBatch,
-        out: Tensor,
-    ) -> None:
-        """Compute a verify at once, and a prompt chunk by chunk."""
-        view = self.view(batch)
-        q, k, v, decay, strength = self.inputs(q, k, v, log_decay, beta, view)
-        state = self.first(cache.state, view)
-        if batch.mode not in LEAVES_STATE:
-            reach = self.reach(batch, view)
-            total = self.along(reach, decay)
-            u = self.updates(state, k, v, strength, total, reach)
-            self.spread(self.outputs(state, q, k, u, total, reach), view, out)
-            self.keep_records(cache, view, u, k, decay)
-            return
-        found = []
-        for start in range(0, view.index.shape[1], CHUNK):
-            chunk = slice(start, start + CHUNK)
-            reach = torch.ones(k[:, chunk].shape[1], k[:, chunk].shape[1], dtype=torch.bool, device=k.device).tril()
-            reach = reach & view.valid[:, None, chunk]
-            total = self.along(reach, decay[:, chunk])
-            u = self.updates(state, k[:, chunk], v[:, chunk], strength[:, chunk], total, reach)
-            found.append(self.outputs(state, q[:, chunk], k[:, chunk], u, total, reach))
-            state = self.folded(state, k[:, chunk], u, decay[:, chunk], view.valid[:, chunk])
-        self.spread(torch.cat(found, 1), view, out)
-        self.store(cache.state, view.slots, state, view.count > 0)
-
-    def reach(self, batch: ForwardBatch, view: View) -> Tensor:
-        """Return the ancestors of each row, itself included, bool ``[R, T, T]``."""
-        t = torch.arange(view.index.shape[1], device=view.index.device)
-        if not isinstance(batch.tail, Tree):
-            return (t <= t[:, None]) & view.valid[:, None]
-        words = batch.tail.mask[view.index].long()
-        bits = words.gather(-1, (t // 32).expand(*view.index.shape, -1)) >> (t % 32)
-        return (bits & 1).bool() & view.valid[:, None]
-
-    @staticmethod
-    def along(reach: Tensor, decay: Tensor) -> Tensor:
-        """Return the log decay from the committed state to each row, ``[R, T, heads, keys]``."""
-        return torch.einsum("rtj,rjhk->rthk", reach.to(decay.dtype), decay)
-
-    @staticmethod
-    def weights(q: Tensor, k: Tensor, total: Tensor, reach: Tensor) -> Tensor:
-        """Return ``(G_t / G_j) k_j · q_t`` for each row t and ancestor j, ``[R, heads, T, T]``."""
-        ratio = (total[:, :, None] - total[:, None]).clamp(max=0).exp()
-        found = (q[:, :, None] * k[:, None] * ratio).sum(-1)
-        return torch.where(reach[..., None], found, 0.0).permute(0, 3, 1, 2)
-
-    def updates(self, state: Tensor, k: Tensor, v: Tensor, strength: Tensor, total: Tensor, reach: Tensor) -> Tensor:
-        """Return the update of each row, by forward substitution."""
-        if not self.delta:
-            return v * strength[..., None]
-        prior = v - torch.einsum("rhvk,rthk->rthv", state, k * total.exp())
-        own = torch.eye(reach.shape[1], dtype=torch.bool, device=reach.device)
-        mixed = self.weights(k, k, total, reach & ~own) * strength.permute(0, 2, 1)[..., None]
-        system = torch.eye(reach.shape[1], dtype=k.dtype, device=k.device) + mixed
-        right = (prior * strength[..., None]).permute(0, 2, 1, 3)
-        return torch.linalg.solve_triangular(system, right, upper=False).permute(0, 2, 1, 3)
-
-    def outputs(self, state: Tensor, q: Tensor, k: Tensor, u: Tensor, total: Tensor, reach: Tensor) -> Tensor:
-        """Return the output of each row, ``[R, T, heads, value_dim]``."""
-        prefix = torch.einsum("rhvk,rthk->rthv", state, q * total.exp())
-        return prefix + torch.einsum("rhtj,rjhv->rthv", self.weights(q, k, total, reach), u)
-
-    @staticmethod
-    def folded(state: Tensor, k: Tensor, u: Tensor, decay: Tensor, valid: Tensor) -> Tensor:
-        """Return the state after the valid rows of a chain."""
-        decay = torch.where(valid[..., None, None], decay, 0.0)
-        after = decay.flip(1).cumsum(1).flip(1) - decay
-        kept = torch.where(valid[..., None, None], u, 0.0)
-        return state * decay.sum(1)[:, :, None].exp() + torch.einsum("rthv,rthk->rhvk", kept, k * after.exp())
-
-    def keep_records(self, cache: StateCache, view: View, u: Tensor, k: Tensor, decay: Tensor) -> None:
-        """Store the records of a verify for its commit."""
-        for name, values in (("updates", u), ("keys", k), ("decays", decay)):
-            self.arena[name][cache.layer, : len(view.slots), : u.shape[1]] = values
-
-    def state_after(self, cache: StateCache, view: View, accepted: VerifyResult, count: Tensor) -> Tensor:
-        """Return the committed state plus the records of `count` accepted rows."""
-        path = accepted.accept_index
-        valid = torch.arange(path.shape[1], device=path.device) < count[:, None]
-
-        def taken(name: str) -> Tensor:
-            kept = self.arena[name][cache.layer, : len(path)]
-            found = kept.gather(1, path[..., None, None].expand(-1, -1, *kept.shape[2:]))
-            return torch.where(valid[..., None, None], found, 0.0)
-
-        u, k, decay = (taken(name) for name in ("updates", "keys", "decays"))
-        return self.folded(self.first(cache.state, view), k, u, decay, valid)
-
-
-class StatePlugin(Plugin):
-    """Plugin of the tutorial that also serves recurrent state, in one of the designs."""
-
-    design: type[StateDesign] = Columns
-    info = replace(Plugin.info, recurrences=tuple(Recurrence), modes=tuple(Mode))
-
-    def state_buffers(self, geometry: StateGeometry) -> list[BufferSpec]:
-        """Return the buffers of the design."""
-        return self.design.buffers(geometry)  # type: ignore[attr-defined, no-any-return]
-
-    def open_state(self, geometry: StateGeometry, arena: Arena) -> Any:
-        """Return the backend of the design."""
-        return self.design(geometry, arena)
-
-
-def state_plugin(design: type[StateDesign], **fields: Any) -> type[StatePlugin]:
-    """Return a plugin class that opens `design` for layers with recurrent state."""
-    return type(
-        f"{design.__name__}Plugin", (StatePlugin,), {"design": design, "__module__": Plugin.__module__, **fields}
-    )
-
-
-STATE_DESIGNS: dict[str, type[StateDesign]] = {one.__name__: one for one in (Columns, Masked)}

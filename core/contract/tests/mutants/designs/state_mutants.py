@@ -11,7 +11,8 @@ from draftmark_reference import ReferencePlugin
 
 from ..mutant import ONLY, Mutant
 from .layouts import ONE_DESIGN
-from .state_designs import StateDesign, state_plugin
+from .state_designs import StateDesign
+from .state_plugin import state_plugin
 
 
 def resized_state(design: type[StateDesign], shape: Any) -> dict[str, Any]:

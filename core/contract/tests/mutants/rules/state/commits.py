@@ -12,7 +12,8 @@ from torch import Tensor
 from draftmark import Mode, StateGeometry
 from draftmark.runtime import ForwardBatch, StateCache, StatePool, VerifyResult
 
-from ...designs.state_designs import LEAVES_STATE, Columns, Masked, StateDesign, View
+from ...designs.masked_states import Masked
+from ...designs.state_designs import LEAVES_STATE, Columns, StateDesign, View
 from ...designs.state_mutants import reference_mutant, sized_mutant, state_mutant
 from ...mutant import around
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from draftmark.runtime import ForwardBatch
 
-from ...designs.state_designs import LEAVES_STATE, Columns, Masked, View
+from ...designs.masked_states import Masked
+from ...designs.state_designs import LEAVES_STATE, Columns, View
 from ...designs.state_mutants import state_mutant
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from draftmark import Mode
 from draftmark.runtime import ForwardBatch, StateCache, StatePool, VerifyResult, checkpoint_lens
 
-from ...designs.state_designs import CHUNK, Columns, Masked, StateDesign, View
+from ...designs.masked_states import CHUNK, Masked
+from ...designs.state_designs import Columns, StateDesign, View
 from ...designs.state_mutants import reference_mutant, state_mutant
 from ...mutant import around
 

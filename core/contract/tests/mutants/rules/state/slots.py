@@ -11,7 +11,8 @@ from torch import Tensor
 from draftmark import StateGeometry
 from draftmark.runtime import ForwardBatch, StateCache, StatePool, VerifyResult
 
-from ...designs.state_designs import Columns, Masked, StateDesign, View
+from ...designs.masked_states import Masked
+from ...designs.state_designs import Columns, StateDesign, View
 from ...designs.state_mutants import sized_mutant, state_mutant
 
 
