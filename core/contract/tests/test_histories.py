@@ -10,7 +10,8 @@ import pytest
 import draftmark
 from draftmark.geometry import LAYOUT_FORMS, Form, Geometry, Mode
 from draftmark_contract.backend_under_test import BackendUnderTest
-from draftmark_contract.cases.histories import CALLS, Engine, Step, drawn, profiles
+from draftmark_contract.cases.histories import CALLS, Engine, Step, drawn
+from draftmark_contract.cases.history_profiles import profiles
 from draftmark_contract.cases.turns import orders, triples
 from draftmark_contract.check import Case, ContractViolation, Tier
 from draftmark_contract.checks import random_history, turns

@@ -16,7 +16,8 @@ from draftmark.geometry import Geometry, Mode
 
 from ..behaviour import Fixture, behaviour
 from ..cases.graph_rounds import key_of
-from ..cases.histories import SEED, Draw, Engine, Step, drawn, profiles
+from ..cases.histories import SEED, Draw, Engine, Step, drawn
+from ..cases.history_profiles import profiles
 from ..check import Case, ContractViolation, Refused, Wrong
 
 if TYPE_CHECKING:

@@ -19,13 +19,14 @@ from ..backend_under_test import BackendUnderTest
 from ..cases.contents import Contents
 from ..cases.forwards import ForwardCase
 from ..cases.state_rounds import Round
-from ..check import ContractViolation, Wrong
+from ..check import ContractViolation
 from . import assertions
 from .harness import Harness
 from .host_reads import host_reads
 from .opening import open_harness
 from .poison import poison_in
-from .state_expected import Bounded, Place, SlotAnswer, StateExpected, half_spacing, state_expected
+from .state_assertions import assert_rows, assert_state
+from .state_expected import Place, SlotAnswer, StateExpected, state_expected
 from .state_tensors import JUNK, StateTensors
 from .watch import batch_tensors
 
@@ -266,7 +267,7 @@ class StateHarness(Harness):
                 got = outs.get(f"out {name} {layer}")
                 if got is not None:
                     where = f"{what} of layer {layer}'s {kind}"
-                    _assert_rows(got, want, forward, where, self.finite_padding)
+                    assert_rows(got, want, forward, where, self.finite_padding)
 
     def assert_slots(
         self, forward: ForwardCase, expected: StateExpected, written: dict[Place, SlotAnswer], when: str
@@ -295,7 +296,7 @@ class StateHarness(Harness):
         state, window = (pool[layer, slot].cpu() if pool.numel() else None for pool in self.tensors.memory)
         where = f"{when} slot {slot} of layer {layer} {self._owner(forward, slot)}"
         if answer.state is not None and state is not None:
-            _assert_state(state, answer.state, self.geometry.state.state_dtype, forward, where)
+            assert_state(state, answer.state, self.geometry.state.state_dtype, forward, where)
         if answer.window is not None and window is not None and not torch.equal(window, answer.window):
             at = (window != answer.window).nonzero()[0].tolist()
             raise ContractViolation(
@@ -326,50 +327,6 @@ class StateHarness(Harness):
     def assert_guards(self, forward: ForwardCase) -> None:
         """Check that no byte before or after any buffer changed."""
         assertions.assert_guards(self.arena, forward)
-
-
-def _assert_rows(got: torch.Tensor, want: Bounded | None, forward: ForwardCase, what: str, finite: bool) -> None:
-    live, found = forward.live_rows, got.cpu().double()
-    if want is not None:
-        wrong = ~((found[:live] - want.value).abs() <= want.bound)
-        if bool(wrong.any()):
-            at = tuple(wrong.nonzero()[0].tolist())
-            n, row = forward.rows[at[0]]
-            rows = sorted({forward.rows[i] for i in wrong.flatten(1).any(1).nonzero()[:, 0].tolist()})
-            raise ContractViolation(
-                f"{what} is wrong in (request, row) {rows[:8]}",
-                batch=forward,
-                got=f"{float(found[at]):.6g} at request {n}, row {row}, element {list(at[1:])}",
-                expected=f"{float(want.value[at]):.6g} ± {float(want.bound[at]):.2g}",
-                poison=poison_in(float(found[at])) if bool(found[at].isnan()) else "",
-                formula="each row from its parent's state, in float64 (draftmark_contract.oracle.state)",
-                wrong=Wrong("output", rows),
-            )
-    if finite and not bool(torch.isfinite(found[live:]).all()):
-        raise ContractViolation(
-            f"{what} in padded rows is not finite, or was not written",
-            batch=forward,
-            got="NaN or infinity",
-            expected="finite values in every row",
-            poison=poison_in("NaN or infinity"),
-            bug="sglang#30974, flashinfer#2793",
-        )
-
-
-def _assert_state(got: torch.Tensor, want: Bounded, dtype: str, forward: ForwardCase, where: str) -> None:
-    bound = want.bound[..., None] + half_spacing(want.value, dtype)
-    wrong = ~((got.double() - want.value).abs() <= bound)
-    if bool(wrong.any()):
-        at = tuple(wrong.nonzero()[0].tolist())
-        raise ContractViolation(
-            f"{where} stores another state than the one after the request's tokens",
-            batch=forward,
-            got=f"{float(got[at]):.6g} at (head, value, key) {list(at)}, {int(wrong.sum())} of {wrong.numel()} wrong",
-            expected=f"{float(want.value[at]):.6g} ± {float(bound[at]):.2g}",
-            poison=poison_in(float(got[at])) if bool(got[at].isnan()) else "",
-            formula="the state after the last kept row, rounded once to state_dtype",
-            bug="vllm#39273, sglang#26351",
-        )
 
 
 @open_harness.register(BackendUnderTest)
