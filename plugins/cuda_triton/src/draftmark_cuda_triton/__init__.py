@@ -42,6 +42,7 @@ Layout (path, and its counterpart in FlashAttention-3 or DeepGEMM):
     kernels_sm90/                     Gluon, Hopper
         decode_verify.py, decode_verify_fp8.py, prefill.py      kernels (FA3 flash_fwd_kernel_sm90)
         decode_verify_gather.py, prefill_gather.py              kernels for pages that TMA cannot load (paged_kv)
+        latent*.py, latent_rs*.py     latent rows (MLA), with q in shared memory, and in registers
         warp_specialize.py            producer and consumer warp groups, their registers
         producer*.py, pipeline.py     loads by TMA or cp.async, upcast; full and empty barriers of the stages
         mainloop.py, mma_fp8_swap_ab.py                         mainloop_fwd_sm90; e4m3 with operands swapped

@@ -67,7 +67,7 @@ class DecodeVerify:
         self._shape = AttentionParams.from_geometry(geometry, slots.is_cuda)
         self._plans: dict[tuple[int, ...], DecodePlan] = {}
         self._relaunch, self._relaunch_metadata = (
-            RelaunchCache(Operands._fields, DESCRIPTOR_ALIASES),
+            RelaunchCache(Operands._fields, DESCRIPTOR_ALIASES | {"q_rest": "q"}),
             RelaunchCache(PER_STEP, on_second_use=True),
         )
         self._facts = IdentityCache[ForwardBatch, BatchFacts](self._batch_facts)
@@ -131,8 +131,9 @@ class DecodeVerify:
         tma_boxes = tma_boxes and (not a.latent or attention.has_aligned_rows(t.q))
         fast_memory = tma_boxes and tma.has_fast_memory(k.device)
         config = select.adapt_to_cache(
-            a, device, plan.config, has_uniform_row_stride(k, v), tma_boxes, adjacent, fast_memory
-        )
+            a, device, plan.config, has_uniform_row_stride(k, v), tma_boxes, adjacent, fast_memory,
+            flat_q=not a.latent or tma.has_flat_rows(t.q),
+        )  # fmt: skip
         attention.attend_decode_verify(self._shape, config, plan.extent, plan.num_splits, t, partials, block)
 
     def _plan_of(self, batch: ForwardBatch) -> DecodePlan:

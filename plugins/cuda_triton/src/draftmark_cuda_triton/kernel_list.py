@@ -205,10 +205,13 @@ def _launch_decodes(geometry: Geometry, slots: torch.Tensor, kv: _Operands, tree
         if tail == TREE:
             mask, depth = stand_in(extent.num_rows, int(geometry.mask_words)), stand_in(extent.num_rows)
         boxes = has_tma_boxes(kv.k, kv.v, heads=config.kv_heads_per_tile if adjacent else 1)
-        # An engine can pass q of latent rows with a pitch that TMA cannot load (`attention.has_aligned_rows`).
-        either = {boxes, boxes and not a.latent}
-        for loads, fast_memory, own_lse in product(either, (True, False), _lses(geometry, extent.num_rows, lse)):
-            adapted = select.adapt_to_cache(a, device, config, uniform, loads, adjacent, fast_memory)
+        # An engine can pass q of latent rows with pitches that the Hopper kernels cannot load (`has_aligned_rows`,
+        # `tma.has_flat_rows`).
+        either = {(boxes, True), (boxes and not a.latent, True), (boxes, not a.latent)}
+        for (loads, flat), fast_memory, own_lse in product(
+            sorted(either), (True, False), _lses(geometry, extent.num_rows, lse)
+        ):
+            adapted = select.adapt_to_cache(a, device, config, uniform, loads, adjacent, fast_memory, flat)
             operands = Operands(q, *kv, out, own_lse, lens, indptr, table, mask, depth)
             attend_decode_verify(shape, adapted, extent, num_splits, operands, partials, tail == BLOCK)
 

@@ -32,7 +32,9 @@ class Kernel(Enum):
     SM90_ROUNDED = "kernels_sm90, e4m3 x e4m3"
     """Hopper; q and the softmax probabilities are rounded to e4m3, and V is transposed by producer warps."""
     SM90_LATENT = "kernels_sm90, latent"
-    """Hopper; latent rows."""
+    """Hopper; latent rows, with q in shared memory."""
+    SM90_LATENT_RS = "kernels_sm90, latent, q in registers"
+    """Hopper; latent rows of large batches, or in e4m3, which is upcast in shared memory."""
 
     @property
     def is_sm90(self) -> bool:

@@ -1,6 +1,6 @@
 """Kernel configurations for latent rows (MLA), where a row of hundreds of elements serves all query heads.
 
-Hopper: `sm90_config`, for `kernels_sm90.latent`. The rest of this page is about the portable kernels.
+Hopper: `sm90_config`, for `kernels_sm90.latent` and `latent_rs`. The rest of this page is about the portable kernels.
 
 A KV tile of 32 keys of 576 bfloat16 elements has 36 KiB, and the query rows of a row tile stay next to it in shared
 memory. So shared memory limits the keys of a tile and the tiles in flight, and the accumulator (packed rows x value
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from draftmark import DTYPE_BYTES, AttentionShape, DeviceProfile, RowFormat
+from draftmark import DTYPE_BYTES, AttentionShape, DeviceProfile, RowFormat, ceil_div
 
 from ..support import TMA_PAGE_MULTIPLE
 from ..switches import KERNELS, uses_generic_kernels
@@ -39,11 +39,32 @@ SM90_PARTITIONS = 3
 SM90_RESERVED_BYTES = 2 << 10
 """Shared memory for barriers, factors of rows and alignment."""
 SM90_MAX_STAGES = 4
+RS_RESERVED_BYTES = 768
+"""Shared memory for barriers and factors of rows in `kernels_sm90.latent_rs`."""
+RS_QUERY_COLUMNS = {512: 80}
+"""Value columns of q in shared memory in `kernels_sm90.latent_rs`, by the value columns of a row; others have none
+(`latent_rs_config.query_pieces`)."""
+RS_RAW_CHUNKS = 3
+"""Chunks of each half of e4m3 tiles in flight. The memory bandwidth of an SM needs about 32 KiB in flight."""
+RS_E4M3_STAGES = 2
+"""Stages of e4m3 rows after they are upcast, for the value part and for the rest (`latent_rs_upcast`)."""
+E4M3 = "float8_e4m3fn"
 
 
-def decode_config(shape: AttentionShape, device: DeviceProfile, rows: int) -> KernelConfig:
-    """Return the configuration of a decode or verify batch: the Hopper kernel's where it serves the shape."""
-    return latent_config(shape, device, rows) if reasons_against_sm90(shape, device) else sm90_config(shape)
+def decode_config(shape: AttentionShape, device: DeviceProfile, rows: int, num_reqs: int) -> KernelConfig:
+    """Return the configuration of a decode or verify batch: a Hopper kernel's where one serves the shape."""
+    if reasons_against_sm90(shape, device):
+        return latent_config(shape, device, rows)
+    return sm90_config(shape, rs_pays(shape, device, rows, num_reqs))
+
+
+def rs_pays(shape: AttentionShape, device: DeviceProfile, rows: int, num_reqs: int) -> bool:
+    """Return True if rows in q's dtype take `kernels_sm90.latent_rs`: if their row tiles nearly fill the SMs.
+
+    Such batches have few partial results, and splits of many key tiles. With fewer row tiles, the time that each split
+    takes to begin is longer than what a third stage saves.
+    """
+    return 10 * num_reqs * ceil_div(rows, SM90_BLOCK_M) >= 9 * device.num_sms
 
 
 def reasons_against_sm90(shape: AttentionShape, device: DeviceProfile) -> list[str]:
@@ -54,8 +75,8 @@ def reasons_against_sm90(shape: AttentionShape, device: DeviceProfile) -> list[s
     if shape.value_width not in SM90_VALUE_DIMS or rest not in SM90_REST_DIMS:
         values, rests = (", ".join(map(str, dims)) for dims in (SM90_VALUE_DIMS, SM90_REST_DIMS))
         reasons.append(f"they need values of {values} and a rest of {rests} elements, not {shape.value_width} + {rest}")
-    if DTYPE_BYTES[shape.q_dtype] != 2 or shape.kv_dtype != shape.q_dtype:
-        reasons.append(f"they need 16-bit q and rows of q's dtype, not {shape.q_dtype} and {shape.kv_dtype}")
+    if DTYPE_BYTES[shape.q_dtype] != 2 or shape.kv_dtype not in (shape.q_dtype, E4M3):
+        reasons.append(f"they need 16-bit q and rows of q's dtype or e4m3, not {shape.q_dtype} and {shape.kv_dtype}")
     if shape.row_format is not RowFormat.PLAIN:
         reasons.append(f"they read plain rows, not {shape.row_format}")
     if shape.page_size % TMA_PAGE_MULTIPLE:
@@ -63,12 +84,39 @@ def reasons_against_sm90(shape: AttentionShape, device: DeviceProfile) -> list[s
     return reasons
 
 
-def sm90_config(shape: AttentionShape) -> KernelConfig:
-    """Return the configuration of `kernels_sm90.latent`, with the stages that fit in shared memory next to q and p."""
+def sm90_config(shape: AttentionShape, rs: bool = False) -> KernelConfig:
+    """Return the configuration of a Hopper kernel, with the stages that fit in shared memory next to q and p.
+
+    Args:
+        rs: `kernels_sm90.latent_rs`, which e4m3 rows always take, instead of `latent`.
+    """
+    if rs or shape.kv_dtype == E4M3:
+        return _rs_config(shape)
     row = 2 * shape.head_dim
     free = smem_bytes_of(SM90) - SM90_RESERVED_BYTES - SM90_BLOCK_M * (row + 2 * SM90_BLOCK_N)
     stages = min(SM90_MAX_STAGES, free // (SM90_BLOCK_N * row))
     return KernelConfig(SM90_BLOCK_M, SM90_BLOCK_N, 4, stages, 1, Kernel.SM90_LATENT, SM90_PARTITIONS)
+
+
+def _rs_config(shape: AttentionShape) -> KernelConfig:
+    """Return the configuration of `kernels_sm90.latent_rs`: stages in q's dtype next to q, p, and e4m3 chunks."""
+    width, rest, raw, chunks = shape.value_width, shape.head_dim - shape.value_width, 0, 0
+    if shape.kv_dtype == E4M3:
+        chunks = RS_RAW_CHUNKS
+        raw = SM90_BLOCK_N * (2 * chunks * min(128, width // 2) + rest)
+    fixed = RS_QUERY_COLUMNS.get(width, 0) + SM90_BLOCK_N + (rs_rest_stages(width, chunks) + 1) * rest
+    free = smem_bytes_of(SM90) - RS_RESERVED_BYTES - 2 * SM90_BLOCK_M * fixed - raw
+    stages = min(RS_E4M3_STAGES if chunks else SM90_MAX_STAGES, free // (2 * SM90_BLOCK_N * width))
+    return KernelConfig(
+        SM90_BLOCK_M, SM90_BLOCK_N, 4, stages, 1, Kernel.SM90_LATENT_RS, SM90_PARTITIONS, num_fp8_stages=chunks
+    )
+
+
+def rs_rest_stages(value_width: int, raw_chunks: int) -> int:
+    """Return the stages of the rests of key tiles in `kernels_sm90.latent_rs`."""
+    if raw_chunks:
+        return RS_E4M3_STAGES
+    return 1 if value_width > 256 else 2
 
 
 def portable_config(shape: AttentionShape, device: DeviceProfile, config: KernelConfig) -> KernelConfig:

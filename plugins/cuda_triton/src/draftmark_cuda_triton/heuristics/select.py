@@ -51,7 +51,9 @@ def select_config(
     """
     rows = q_len * shape.group_size
     if shape.latent:
-        return (latent.latent_config if prefill else latent.decode_config)(shape, device, rows)
+        if prefill:
+            return latent.latent_config(shape, device, rows)
+        return latent.decode_config(shape, device, rows, num_reqs)
     tma_pages = shape.page_size % TMA_PAGE_MULTIPLE == 0
     if not has_sm90_kernels(shape, device) or not (tma_pages or gathers_kv(shape)):
         return generic_config(shape, device, shape.q_dtype == "float32" or rows <= MIN_BLOCK_M)
@@ -86,8 +88,8 @@ def config_candidates(shape: AttentionShape, device: DeviceProfile) -> tuple[Ker
 @lru_cache(maxsize=256)
 def _candidates(shape: AttentionShape, device: DeviceProfile) -> tuple[KernelConfig, ...]:
     if shape.latent:
-        hopper = () if latent.reasons_against_sm90(shape, device) else (latent.sm90_config(shape),)
-        return (*latent.latent_candidates(shape, device), *hopper)
+        hopper = [] if latent.reasons_against_sm90(shape, device) else [False, True]
+        return (*latent.latent_candidates(shape, device), *(latent.sm90_config(shape, rs) for rs in hopper))
     tiles = [generic_config(shape, device, True)]
     if shape.q_dtype != "float32":
         tiles.append(generic_config(shape, device, False))
@@ -132,6 +134,7 @@ def adapt_to_cache(
     tma_boxes: bool,
     adjacent_heads: bool = True,
     fast_memory: bool = False,
+    flat_q: bool = True,
 ) -> KernelConfig:
     """Return `config` adapted to the strides of a cache: TMA, merged heads or full-head boxes only where possible.
 
@@ -143,9 +146,13 @@ def adapt_to_cache(
         adjacent_heads: the heads of a token are adjacent in memory.
         fast_memory: memory bandwidth is at least `tma.FAST_MEMORY_BANDWIDTH`. Above 64 packed rows MMA is then the
             limit, not memory, and TMA is faster than gathering.
+        flat_q: TMA can load packed rows of q (`tma.has_flat_rows`); only for latent rows.
     """
-    if config.kernel is Kernel.SM90_LATENT:
-        return config if tma_boxes else latent.portable_config(shape, device, config)
+    if config.kernel in (Kernel.SM90_LATENT, Kernel.SM90_LATENT_RS):
+        if config.kernel is Kernel.SM90_LATENT_RS and not flat_q and shape.kv_dtype == shape.q_dtype:
+            config = latent.sm90_config(shape)
+        serves = tma_boxes and (flat_q or config.kernel is Kernel.SM90_LATENT)
+        return config if serves else latent.portable_config(shape, device, config)
     if config.kernel.is_sm90:
         if tma_boxes:
             config = config if adjacent_heads else unmerged_config(shape, config)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from ..heuristics import latent
 from ..heuristics.common import OVERHEAD_TILES, Kernel, KernelConfig, max_row_tiles, next_power_of_two, row_tiles
 from ..kernel_variants import kernels, select_variant
 from . import tma
@@ -53,7 +54,8 @@ def attend_decode_verify(
         tail = TREE
     attend = _attend_generic
     if config.kernel.is_sm90:
-        attend = _attend_latent_sm90 if config.kernel is Kernel.SM90_LATENT else _attend_sm90
+        latents = {Kernel.SM90_LATENT: _attend_latent_sm90, Kernel.SM90_LATENT_RS: _attend_latent_rs_sm90}
+        attend = latents.get(config.kernel, _attend_sm90)
     attend(shape, config, extent, num_splits, t, partials, tail)
     if num_splits > 1 and not extent.whole_requests:
         rows = extent.q_len * shape.group
@@ -135,6 +137,35 @@ def _attend_latent_sm90(
         *_batch_arguments(shape, extent, t, partials, extent.uniform_q_len), value.shape[0], BOX_KEYS=box_keys,
         VALUE_DIM=width, REST_DIM=rest_dim, TAIL_KIND=tail, STRIDE_ALIGN=_stride_align(t.q, t.out),
         num_warps=config.num_warps, **_constants(shape, config, t, shape.pdl),
+    )  # fmt: skip
+
+
+def _attend_latent_rs_sm90(
+    shape: AttentionParams,
+    config: KernelConfig,
+    extent: BatchExtent,
+    num_splits: int,
+    t: Operands,
+    partials: PartialResults,
+    tail: int,
+) -> None:
+    from .. import kernels_sm90
+
+    tiles = row_tiles(config, extent.q_len, shape.group)
+    width, box_keys = shape.value_width, tma.box_keys(shape.page_size, config)
+    rest_dim = shape.head_dim - width
+    q, value = tma.query_descriptor(t.q, width), tma.latent_descriptor(t.k_source, box_keys, width)
+    q_rest = value_rest = None
+    if rest_dim > 0:
+        q_rest = tma.query_descriptor(t.q, rest_dim)
+        value_rest = tma.latent_descriptor(t.v_source, box_keys, rest_dim)
+    launch_kernel(
+        kernels_sm90.latent_rs.attend_latent_rs, (tiles, 1, num_splits), t.out, q, q_rest, value, value_rest,
+        *(or_placeholder(one, partials.lse) for one in (t.k_scale, t.v_scale, t.sinks, t.lse)),
+        *_batch_arguments(shape, extent, t, partials, extent.uniform_q_len), t.k_source.shape[0], BOX_KEYS=box_keys,
+        VALUE_DIM=width, REST_DIM=rest_dim, REST_STAGES=latent.rs_rest_stages(width, config.num_fp8_stages),
+        RAW_CHUNKS=config.num_fp8_stages, SCALED=scaled(t.k_scale, t.v_scale), TAIL_KIND=tail,
+        STRIDE_ALIGN=_stride_align(t.q, t.out), num_warps=config.num_warps, **_constants(shape, config, t, shape.pdl),
     )  # fmt: skip
 
 

@@ -107,15 +107,40 @@ def make_descriptors(tensor: torch.Tensor, page_size: int, config: KernelConfig)
 def latent_descriptor(part: torch.Tensor, keys: int, columns: int) -> Any:
     """Return a TMA descriptor of one part of latent rows ``[pages, P, 1, elements]``, in boxes of `keys` tokens.
 
-    A box holds at most 128 bytes of a row.
+    A box holds at most 64 elements of a row: 128 bytes of 16-bit elements, or 64 bytes of e4m3.
     """
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     size = part.element_size()
-    width = min(SWIZZLE_BYTES // size, columns)
+    width = min(SWIZZLE_BYTES // 2, columns)
     return TensorDescriptor(
         part, list(part.shape), list(part.stride()), [1, keys, 1, width], _layout(width * size, size, 4)
     )
+
+
+def query_descriptor(q: torch.Tensor, columns: int) -> Any:
+    """Return a TMA descriptor of packed rows of q ``[rows · heads, elements]``, in boxes of 64 rows.
+
+    Args:
+        q: ``[rows, heads, elements]`` with one pitch between heads (`has_flat_rows`).
+        columns: elements of the part of the rows that is loaded; a box holds at most 128 bytes of a row.
+    """
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    rows, heads, elements = q.shape
+    pitch, size = q.stride(0) if heads == 1 else q.stride(1), q.element_size()
+    flat, width = q.as_strided((rows * heads, elements), (pitch, 1)), min(SWIZZLE_BYTES // size, columns)
+    return TensorDescriptor(
+        flat.as_subclass(type(q)), list(flat.shape), list(flat.stride()), [64, width], _layout(width * size, size, 2)
+    )
+
+
+def has_flat_rows(q: torch.Tensor) -> bool:
+    """Check whether TMA can load packed rows: the heads of all rows of q have one pitch, a multiple of 16 bytes."""
+    rows, heads, _ = q.shape
+    pitch = q.stride(0) if heads == 1 else q.stride(1)
+    is_flat = q.stride(2) == 1 and (rows == 1 or q.stride(0) == heads * pitch)
+    return is_flat and pitch * q.element_size() % 16 == 0 and q.data_ptr() % 16 == 0
 
 
 @cache
