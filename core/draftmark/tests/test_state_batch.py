@@ -224,7 +224,7 @@ def test_guard_passes_good_calls(call) -> None:
     ],
 )
 def test_guard_names_wrong_arguments(call, index, value, words) -> None:
-    """Each wrong tensor is named with its form."""
+    """The error of the guard names each wrong tensor."""
     guarded, calls = _calls()
     calls[call][index] = value
     with pytest.raises(BatchError, match=words):

@@ -12,7 +12,7 @@ from draftmark_proof.prover import Status
 
 @pytest.mark.parametrize("name", THEOREMS)
 def test_a_true_statement_is_proved(name: str) -> None:
-    """z3 proves the statement for all heads, widths, pages, requests, rows and SMs."""
+    """z3 proves each theorem for all heads, widths, pages, requests, rows and SMs."""
     status, _ = decide(THEOREMS[name])
     assert status is Status.PROVED
 

@@ -13,7 +13,7 @@ LONG = [name for name in THEOREMS if name.startswith(("records of", "snapshots")
 
 @pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.long] * (one in LONG)) for one in THEOREMS])
 def test_a_true_statement_is_proved(name: str) -> None:
-    """z3 proves the statement for all heads, elements, kernels, layers, requests and rows."""
+    """z3 proves each theorem for all heads, elements, kernels, layers, requests and rows."""
     status, _ = decide_round(THEOREMS[name])
     assert status is Status.PROVED
 

@@ -73,7 +73,7 @@ class SchedulerProcess:
             raise {"not served": Refused, "not asked": Unjudged}[kind](content)
         if kind == "raised":
             if DEVICE_LOST in content:
-                self.end()  # After a CUDA error the process cannot use the GPU; the next question starts a new one.
+                self.end()  # After a CUDA error the process cannot use the GPU; the next call starts a new one.
             raise RuntimeError(content)
 
     def end(self) -> None:

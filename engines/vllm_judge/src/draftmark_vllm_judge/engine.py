@@ -65,7 +65,7 @@ class VllmEngine:
         return TargetInfo(named, "a backend from outside of vLLM", any_device=True) if is_named(named) else None
 
     def environment(self, target: str, device: str) -> Mapping[str, str]:
-        """Return environment variables.
+        """Return the environment variables to set before vLLM is imported.
 
         On a CPU they select Triton's interpreter for vLLM's own backends; Triton reads the variable at import. For
         backends from outside of vLLM they select the installed plugins.

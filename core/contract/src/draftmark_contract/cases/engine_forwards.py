@@ -111,7 +111,7 @@ def blocks() -> list[Case]:
 
 
 def both_blocks() -> list[Case]:
-    """Return lists of DRAFT_BLOCK forwards, alternately with causal blocks and without."""
+    """Return lists of DRAFT_BLOCK forwards that alternate between causal and other blocks."""
     found = []
     for name, attention in (ATTENTIONS | {"sinks": SINKS}).items():
         geometry = Geometry.create(attention, LONG, BLOCK, modes=(Mode.EXTEND, Mode.DRAFT_BLOCK))

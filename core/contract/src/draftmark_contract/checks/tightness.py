@@ -46,7 +46,7 @@ def own_buffers(subject: BackendUnderTest, geometry: Geometry) -> None:
     own = judged_own_buffers(subject, specs)
     if not own:
         return
-    # A batch between the smallest and the largest may use most of a workspace, for example for split-KV partials.
+    # A batch between the smallest and the largest may need the largest workspace, for example for split-KV partials.
     most = max_requests(geometry)
     counts = tuple(2**n for n in range(1, most.bit_length()) if 2**n < most)
     usages = [usage_of(subject, geometry, batch, specs) for batch in limit_batches(geometry, counts)]

@@ -39,7 +39,7 @@ def assert_keeps_no_memory(what: str, calls: int, device: str, call: Callable[[i
     ends = [calls * quarter // (WINDOWS + 1) for quarter in range(WINDOWS + 2)]
     held: list[_Held] = []
     gc.collect()
-    gc.freeze()  # Only objects that the calls make are counted, and collected: a process may hold millions of others.
+    gc.freeze()  # Hides the objects that exist, so only those of the calls are counted; a process may hold millions.
     tracemalloc.start(1)
     try:
         for begin, end in pairwise(ends):

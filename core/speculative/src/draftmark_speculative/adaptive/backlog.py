@@ -34,7 +34,7 @@ class Backlog:
         self._last[max_reqs] = self._first[max_reqs]
         self._next = self._first.clone()
         self._lapsed = torch.zeros(max_reqs + 1, dtype=torch.bool, device=device)
-        # Maps a request id to (row assignment, number of waiting rows). None rows mean that the request has lapsed.
+        # Maps a request id to (row assignment, number of waiting rows). None: the request was dropped.
         self._waiting: dict[int, tuple[int, int | None]] = {}
 
     def append(self, rows: torch.Tensor, tokens: torch.Tensor, features: torch.Tensor) -> None:

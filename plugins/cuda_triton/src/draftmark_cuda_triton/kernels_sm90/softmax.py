@@ -96,7 +96,7 @@ def raise_row_max(row_max, tile_max, ROUNDS: gl.constexpr = False):
 
 @gluon.constexpr_function
 def rescale_asm(count):
-    """Return PTX that multiplies `count` values by `count` factors, unless the first flag is 0: one uniform branch."""
+    """Return PTX that multiplies `count` values by `count` factors; a uniform branch skips it if the flag is 0."""
     copies = [f"mov.f32 ${i}, ${count + i};" for i in range(count)]
     products = [f"mul.f32 ${i}, ${i}, ${2 * count + i};" for i in range(count)]
     test = [".reg .pred moved;", f"setp.ne.s32 moved, ${3 * count}, 0;"]

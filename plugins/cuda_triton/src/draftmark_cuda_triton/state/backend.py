@@ -41,7 +41,7 @@ class TritonState:
         """Do nothing: no decision depends on host lengths."""
 
     def write_metadata(self, batch: ForwardBatch) -> None:
-        """Write what the layers of a prompt share; the other modes read the batch itself."""
+        """Write the metadata of an EXTEND that all layers share. The other modes need none."""
         if batch.mode is EXTEND and self._shape.recurrence is not Recurrence.NONE:
             self._extend.write_metadata(batch)
 
