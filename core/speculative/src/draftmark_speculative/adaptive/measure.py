@@ -112,8 +112,8 @@ def measure(
         run_round: runs the target's forward of a round.
         draft: runs the draft model before a round; called with a padded batch size. None for drafts made on the host.
         take_over: runs the draft model after a round; called with a number of rows. None for drafts made on the host.
-        catch_up: runs the draft model over accepted rows that it has not read yet, at most `most_rows` of a request. Measuring it also compiles
-            its kernels before the first request.
+        catch_up: runs the draft model over accepted rows that it has not read yet, at most `most_rows` of a
+            request. Measuring it also compiles its kernels before the first request.
         most_rows: see `catch_up`.
     """
     limits = rehearsal.geometry.limits
