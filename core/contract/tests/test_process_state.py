@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import builtins
+import ctypes
 import decimal
 import gc
 import logging
 import os
 import random
+import resource
 import signal
 import sys
 import warnings
@@ -24,6 +26,12 @@ from draftmark_contract.check import ContractViolation
 from draftmark_contract.harness.held_memory import LIMIT, assert_keeps_no_memory
 from draftmark_contract.harness.process_state import changed, process_state
 from draftmark_contract.harness.settings import SETTINGS, engine_settings
+
+
+def _lower_limit(which: int) -> None:
+    soft, hard = resource.getrlimit(which)
+    resource.setrlimit(which, (4096 if soft in (0, resource.RLIM_INFINITY) else soft - 1, hard))
+
 
 CHANGES: dict[str, tuple[Callable[[Path], object], Callable[[Any], object]]] = {
     "torch's generator": (lambda folder: torch.rand(1), lambda made: None),
@@ -66,6 +74,10 @@ CHANGES: dict[str, tuple[Callable[[Path], object], Callable[[Any], object]]] = {
     "the decimal context": (
         lambda folder: setattr(decimal.getcontext(), "prec", 9),
         lambda made: setattr(decimal.getcontext(), "prec", 28),
+    ),
+    "the limit RLIMIT_CORE": (
+        lambda folder: (resource.getrlimit(resource.RLIMIT_CORE), _lower_limit(resource.RLIMIT_CORE))[0],
+        lambda made: resource.setrlimit(resource.RLIMIT_CORE, made),
     ),
     "gc": (lambda folder: gc.disable(), lambda made: gc.enable()),
     "functions of builtins: print": (
@@ -121,6 +133,28 @@ def test_memory_of_calls_is_found(call: Callable[[list[Any]], None], calls: int)
     with pytest.raises(ContractViolation, match="leaves memory"):
         assert_keeps_no_memory("a call", calls, "cpu", lambda number: call(kept))
     assert len(kept) == calls
+
+
+def test_memory_of_native_code_is_found() -> None:
+    """Blocks of the C library's heap that each call keeps are a violation, although Python traces none of them."""
+    heap = ctypes.CDLL(None)
+    heap.malloc.restype, heap.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
+    kept = (ctypes.c_void_p * 4000)()
+    with pytest.raises(ContractViolation, match="of the heap"):
+        assert_keeps_no_memory("a call", 4000, "cpu", lambda number: kept.__setitem__(number, heap.malloc(200)))
+    for one in kept:
+        heap.free(one)
+
+
+def test_open_files_of_calls_are_found() -> None:
+    """A file that each call leaves open is a violation, also if no Python object holds it."""
+    kept: list[int] = [0] * 40
+    with pytest.raises(ContractViolation, match="open files"):
+        assert_keeps_no_memory(
+            "a call", 40, "cpu", lambda number: kept.__setitem__(number, os.open(os.devnull, os.O_RDONLY))
+        )
+    for one in kept:
+        os.close(one)
 
 
 def test_memory_that_is_freed_is_none() -> None:

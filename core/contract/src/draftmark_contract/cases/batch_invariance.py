@@ -186,6 +186,10 @@ class Draw:
             budgets = (rows for rows in self.geometry.limits.row_budgets if rows >= len(forward.rows))
             forward = replace(forward, budget=budget or min(budgets))
         places = tuple((n, index) for index, (n, _) in enumerate(members) if n >= 0)
+        if dice is not None and places and dice.randrange(2):
+            # Other requests may have the first pages of a compared one, as in a prefix cache.
+            forks = [index for index, (n, _) in enumerate(members) if n < 0]
+            forward = forward.forked([[dice.choice(places)[1], *forks]])
         return Company(forward, places)
 
     def __str__(self) -> str:

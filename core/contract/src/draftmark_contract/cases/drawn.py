@@ -47,6 +47,8 @@ class Sizes:
         overlap: True if lengths may be unknown to the host, or exceed max_context_len.
         batch_invariant: True if a request's bits must not depend on its batch.
         forms: input forms of the engine.
+        prompt: rows of the longest request in EXTEND; 0 draws them.
+        modules: MTP modules that DRAFT_EXTEND runs.
     """
 
     attention: AttentionShape
@@ -58,6 +60,8 @@ class Sizes:
     overlap: bool = False
     batch_invariant: bool = False
     forms: tuple[Form, ...] = ()
+    prompt: int = 0
+    modules: int = 1
 
     def draw(self, name: str) -> ForwardCase:
         """Return a forward of these sizes. The name decides everything that is drawn."""
@@ -93,16 +97,19 @@ class Sizes:
         """Draw the number of rows of each request; DRAFT has others, which follow from its draft shape."""
         count, most = len(totals), dice.randint(*(WIDE if self.wide else NARROW))
         if self.mode is Mode.EXTEND:
-            return [log_uniform(dice, 1, min(total, MOST_ROWS)) for total in totals]
+            drawn = [log_uniform(dice, 1, min(total, MOST_ROWS)) for total in totals]
+            return [self.prompt or drawn[0], *drawn[1:]]
         if self.mode is Mode.RAGGED_VERIFY:
             return [most, *(dice.randint(0, most) for _ in range(count - 1))]
-        return [1 if self.mode is Mode.DECODE else most] * count
+        return [1 if self.mode is Mode.DECODE else most + self.modules - 1] * count
 
     def _geometry(self, dice: random.Random, totals: Sequence[int], rows: Sequence[int], padded: int) -> Geometry:
         most = max(rows)
         draft = DraftShape(*((9, 5) if self.wide else (dice.randint(2, 4), dice.randint(2, 4))))
         if self.mode not in (Mode.EXTEND, Mode.DECODE, Mode.DRAFT):
             draft = DraftShape(2, 2, 2 if self.mode is Mode.DRAFT_BLOCK else most, block_size=most)
+        if self.modules > 1:
+            draft = DraftShape(1, 1, most - self.modules + 1, num_modules=self.modules)
         if self.mode in (Mode.EXTEND, Mode.DECODE):
             draft = DraftShape()
         if self.mode is not Mode.DRAFT_BLOCK:

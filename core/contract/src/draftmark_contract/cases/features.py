@@ -93,6 +93,34 @@ def alone() -> list[Case]:
     return [_case(str(point["feature"]), point, n) for n, point in enumerate(points)]
 
 
+PROMPT = 1_100
+"""Rows of a long prompt."""
+
+
+def prompts() -> list[Case]:
+    """Return prefills with a prompt of `PROMPT` rows, without a prefix or after one, for each profile of EXTEND."""
+    found = []
+    for number, feature in enumerate(FEATURES):
+        if not _possible({"feature": feature, "mode": Mode.EXTEND}):
+            continue
+        name = _slug(f"prompt-{feature}", Mode.EXTEND, number)
+        one_head = AttentionShape(1, 1, 64, PAGES[number % len(PAGES)], "float16", "float16")
+        sizes = Sizes(MANDATORY if feature == PLAIN else one_head, Mode.EXTEND, 3, PROMPT + 300 * (number % 2))
+        sizes = FEATURES[feature](replace(sizes, prompt=PROMPT), random.Random(name))
+        found.append(Case(name, sizes.draw(name), SINCE))
+    return found
+
+
+def modules() -> list[Case]:
+    """Return crowds of DRAFT_EXTEND with two and three MTP modules."""
+    found = []
+    for count in (2, 3):
+        name = _slug(f"modules{count}", Mode.DRAFT_EXTEND, count)
+        sizes = Sizes(MANDATORY, Mode.DRAFT_EXTEND, REQUESTS, KEYS, modules=count)
+        found.append(Case(name, sizes.draw(name), SINCE))
+    return found
+
+
 def products() -> list[Case]:
     """Return forwards in which every two features meet, and every feature meets every mode, with and without fp8 KV."""
     axes = {"mode": tuple(Mode), **dict.fromkeys(FREE, (False, True))}

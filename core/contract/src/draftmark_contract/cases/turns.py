@@ -10,6 +10,7 @@ from draftmark.geometry import CORE_MODES, LAYOUT_FORMS, AttentionShape, DraftSh
 
 from ..check import Case
 from ..oracle.formulas import draft_steps, max_prefix, max_requests
+from ..profiles import MANDATORY
 from .forwards import ForwardCase, device_rows, ragged, uniform
 from .histories import CALLS
 
@@ -74,6 +75,20 @@ def _triple(
     other = replace(attention(), window_left=dice.choice((-1, 11)), logits_soft_cap=cap / 4)
     first, second = (Geometry.create(one, model, trees, modes=modes, forms=forms) for one in (full, window))
     return first, second, Geometry.create(other, limits(), draft(), modes=modes, forms=forms)
+
+
+MANY = 20
+"""Geometries that are open at one time; more than a small cache of a backend holds."""
+
+
+def many() -> list[Case]:
+    """Return a forward of each of `MANY` geometries of the core profile, which differ in their limits."""
+    found = []
+    for number in range(MANY):
+        limits = Limits(2 + number % 3, 60 + 7 * number, 8, (1,))
+        geometry = Geometry.create(MANDATORY, limits, modes=(Mode.EXTEND, Mode.DECODE))
+        found.append(uniform(f"decode-{number}", geometry, Mode.DECODE, (50 + number, 3), 2, seed=number))
+    return [Case("core", tuple(found), SINCE)]
 
 
 def forward_of(

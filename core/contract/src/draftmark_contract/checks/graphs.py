@@ -175,7 +175,10 @@ def _many() -> list[Case]:
 
 @behaviour(Fixture.PROGRAM, cases=_many, since=(1, 3), bugs=("vllm#26499",))
 def outputs_stay_while_another_state_replays(graphs: GraphHarness, program: Program) -> None:
-    """The outputs of a replay stay unchanged while a second graph state of the same geometry replays."""
+    """The outputs of a replay stay unchanged while a second graph state of the same geometry replays.
+
+    After the second graph state is dropped, the graphs of the first one still replay right.
+    """
     geometry, other = graphs.harness.geometry, graphs.fresh()
     sizes = geometry.limits.capture_batch_sizes
     in_both = (sizes[0], sizes[len(sizes) // 2], sizes[-1])
@@ -197,6 +200,10 @@ def outputs_stay_while_another_state_replays(graphs: GraphHarness, program: Prog
                 expected="outputs that stay valid until the next replay of their own state",
                 formula="draftmark.graphs.GraphState.replay",
             )
+    other.sleep()
+    for size in in_both:
+        forward = captured(geometry, program, size)
+        graphs.assert_replay(program, graphs.load(forward, seed=size), "after another graph state was dropped")
 
 
 @behaviour(Fixture.PROGRAM, cases=_few_programs, bugs=("sglang#27664", "rtp-llm#1259", "vllm-ascend#8508"))

@@ -77,6 +77,18 @@ def a_crowd_is_right(harness: Harness, forward: ForwardCase) -> None:
     assert_forward(harness, forward, Contents.WEIGHED)
 
 
+@behaviour(Fixture.FORWARD, cases=features.prompts, since=features.SINCE)
+def a_prompt_is_right(harness: Harness, forward: ForwardCase) -> None:
+    """A prompt of more than 1,000 rows in one EXTEND is right next to shorter ones, with each feature."""
+    assert_forward(harness, forward, Contents.WEIGHED)
+
+
+@behaviour(Fixture.FORWARD, cases=features.modules, since=features.SINCE)
+def several_modules_are_right(harness: Harness, forward: ForwardCase) -> None:
+    """A DRAFT_EXTEND of several MTP modules is right for 24 requests, the longest with over 2,000 keys."""
+    assert_forward(harness, forward, Contents.WEIGHED)
+
+
 @behaviour(Fixture.FORWARD, cases=features.products, since=features.SINCE)
 def profiles_are_right_together(harness: Harness, forward: ForwardCase) -> None:
     """Outputs are right for crowds with thousands of keys when several features meet; each two meet in some item."""

@@ -14,7 +14,7 @@ from draftmark.graphs import Program
 from ..behaviour import Fixture, behaviour
 from ..cases.forwards import ForwardCase
 from ..cases.graph_rounds import captured, key_of, programs_of, replays, sizes_of
-from ..cases.turns import ROUNDS, SINCE, Turns, forward_of, orders, shown, triples
+from ..cases.turns import ROUNDS, SINCE, Turns, forward_of, many, orders, shown, triples
 from ..check import ContractViolation
 
 if TYPE_CHECKING:
@@ -67,6 +67,26 @@ def of_three_geometries_are_right_in_a_graph(subject: BackendUnderTest, value: T
                 loaded = turns.load(between, number)
                 turns.run(loaded, whole)
                 turns.assert_turns(loaded, "in an eager forward between two replays")
+
+
+@behaviour(Fixture.SUBJECT, cases=many, since=SINCE, bugs=BUGS)
+def of_many_geometries_are_right(subject: BackendUnderTest, forwards: Sequence[ForwardCase]) -> None:
+    """Twenty geometries are open at one time, and each keeps its plan, metadata and settings for itself."""
+    from ..harness.harness import Harness
+
+    harnesses = [Harness(subject, one.geometry, one.num_pages) for one in forwards]
+    for number in range(2):
+        loaded = []
+        for harness, forward in zip(harnesses, forwards, strict=True):
+            placed = harness.place(forward)
+            batch = harness.load(placed, seed=number)
+            harness.backend.plan(batch)
+            loaded.append((harness, placed, batch, harness.expected(placed)))
+        for harness, _, batch, _ in reversed(loaded):
+            harness.backend.write_metadata(batch)
+        for harness, placed, batch, expected in loaded[:: 1 if number else -1]:
+            harness.layer(placed, batch)
+            harness.assert_step(placed, batch, expected, f"the output with {len(loaded)} geometries open")
 
 
 def _counts(subject: BackendUnderTest, calls: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Measures the memory that this process keeps: live tensors, Python's traced bytes, and the device's allocations."""
+"""Measures what this process keeps: live tensors, bytes of Python, of the heap and of the device, and open files."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from operator import and_
 import torch
 
 from ..check import ContractViolation
+from .native_memory import heap_bytes, open_files
 
 WINDOWS = 3
 """Number of measurements. Memory that each call leaves grows in every one, and a cache or lazy import in one only."""
@@ -22,10 +23,12 @@ LIMIT = 32 * 1024
 
 A plan of cuda_flashinfer adds up to 23 KiB, which do not grow with the number of plans.
 """
+HEAP_LIMIT = 64 * 1024
+"""Bytes of the C library's heap that the calls of one quarter may add; native code keeps blocks that are not traced."""
 
 
 def assert_keeps_no_memory(what: str, calls: int, device: str, call: Callable[[int], object]) -> None:
-    """Run ``call(n)`` for n below `calls`, and check that the calls leave no tensors and at most `LIMIT` bytes.
+    """Run ``call(n)`` for n below `calls`; check that they leave no tensors or files, and at most `LIMIT` bytes.
 
     The first quarter of the calls fills caches. Each further quarter is measured, and the smallest growth counts.
 
@@ -53,15 +56,18 @@ def assert_keeps_no_memory(what: str, calls: int, device: str, call: Callable[[i
     grown = [later.traced - earlier.counted for earlier, later in pairwise(held)]
     allocated = [later.allocated - earlier.allocated for earlier, later in pairwise(held)]
     tensors = [later.tensors - earlier.tensors for earlier, later in pairwise(held)]
+    heap = min(later.heap - earlier.heap for earlier, later in pairwise(held))
+    files = min(later.files - earlier.files for earlier, later in pairwise(held))
     more = reduce(and_, tensors)
-    if more or WINDOWS * min(grown) > LIMIT or min(allocated) > 0:
+    if more or WINDOWS * min(grown) > LIMIT or min(allocated) > 0 or heap > HEAP_LIMIT or files > 0:
         names = [f"{count} tensors {shape}" for shape, count in more.most_common(3)]
-        bytes_ = f"{min(grown)} traced bytes and {min(allocated)} bytes of the device more"
+        names += [f"{files} open files"] * (files > 0)
+        bytes_ = f"{min(grown)} traced bytes, {heap} of the heap and {min(allocated)} of the device more"
         raise ContractViolation(
             f"{what} leaves memory in the process",
             batch=f"{WINDOWS} times {calls // (WINDOWS + 1)} calls after as many others, in other layouts",
             got=", ".join([*names, bytes_, f"most of the traced ones in {most.filename}:{most.lineno}"]),
-            expected=f"at least once no tensor, and at most {LIMIT // WINDOWS} bytes",
+            expected=f"at least once no tensor, no file, at most {LIMIT // WINDOWS} bytes and {HEAP_LIMIT} of the heap",
             formula="draftmark.backend.AttentionBackend: a backend allocates nothing in these methods",
             bug="sglang#27664",
             remedy="declare buffers in buffers(); bound every cache, and key none by lengths",
@@ -77,19 +83,24 @@ class _Held:
         allocated: bytes that are allocated on the device.
         traced: bytes that Python has traced, before the tensors were counted.
         counted: the same bytes with the count of the tensors, which stays in memory.
+        heap: bytes of the C library's heap.
+        files: open file descriptors.
     """
 
     tensors: Counter[str]
     allocated: int
     traced: int
     counted: int
+    heap: int
+    files: int
 
     @classmethod
     def now(cls, device: str) -> _Held:
         gc.collect()
         traced = tracemalloc.get_traced_memory()[0]
         allocated = torch.cuda.memory_allocated() if torch.device(device).type == "cuda" else 0
-        return cls(live_tensors(), allocated, traced, tracemalloc.get_traced_memory()[0])
+        heap, files = heap_bytes(), open_files()
+        return cls(live_tensors(), allocated, traced, tracemalloc.get_traced_memory()[0], heap, files)
 
 
 def live_tensors() -> Counter[str]:

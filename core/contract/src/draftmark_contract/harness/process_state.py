@@ -27,6 +27,11 @@ from typing import Any
 
 import torch
 
+try:
+    import resource
+except ImportError:  # Windows has no such limits.
+    resource = None  # type: ignore[assignment]
+
 State = dict[str, Any]
 """Value by name. Values are compared with ==."""
 
@@ -34,6 +39,8 @@ PLAIN = (bool, int, str, float, tuple, torch.dtype, torch.device, types.NoneType
 READERS = ("_get_", "_is_", "get_", "is_", "are_")
 CHANGING = ("autocast_", "thread_name", "exception_msg", "exception_class", "current_graph", "version", "max_operator")
 """Parts of names of torch's readers that are deprecated, or have values that no setting decides."""
+_TINY = 2.0**-60
+"""A number that a sum with 1 loses, unless the processor rounds away from the nearest number."""
 COUNTERS = ("allocatedblocks", "refcount", "getframe", "profile", "trace", "unicodeinternedsize")
 PATCHED = (
     torch,
@@ -54,7 +61,7 @@ def process_state(modules: bool = True) -> State:
     """Return the state of this process and thread.
 
     Args:
-        modules: include what an import may change too: filters of warnings, import paths, loggers, and exit handlers.
+        modules: include what an import may change too: filters of warnings, import paths, loggers and threads.
     """
     found = {**_of_torch(), **_of_python(), **_of_the_system(), **_functions()}
     return {**found, **_of_imports()} if modules else found
@@ -170,6 +177,12 @@ def _of_the_system() -> State:
     found["faulthandler"] = faulthandler.is_enabled()
     if hasattr(os, "sched_getaffinity"):
         found["the processor affinity"] = os.sched_getaffinity(0)
+    if hasattr(os, "getpriority"):
+        found["the priority"] = os.getpriority(os.PRIO_PROCESS, 0)
+    if resource is not None:
+        names = (name for name in dir(resource) if name.startswith("RLIMIT_"))
+        found |= {f"the limit {name}": resource.getrlimit(getattr(resource, name)) for name in names}
+    found["the rounding of float64"] = 1.0 + _TINY, -1.0 - _TINY, 1.0 - _TINY
     if hasattr(signal, "pthread_sigmask"):
         found["blocked signals"] = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     mask = os.umask(0)

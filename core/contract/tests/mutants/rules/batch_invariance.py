@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from draftmark import CORE_MODES, Mode
-from draftmark.runtime import ForwardBatch, KVCache
+from draftmark.runtime import ForwardBatch, KVCache, is_recording
 
 from ..designs.plain_attention import Parts, attend_plainly
 from ..designs.tutorial import Backend, Plugin
@@ -145,6 +145,15 @@ def _even_shares(batch: ForwardBatch) -> list[int]:
     return [1 + bound // share for bound in _bounds(batch)]
 
 
+def _shared_first(batch: ForwardBatch) -> list[int]:
+    """Return three parts for requests that have their first page in common, as cascade attention splits them."""
+    if is_recording():
+        return [0] * batch.padded_reqs
+    first = [int(page) if n else -1 for page, n in zip(batch.page_table[:, 0], batch.prefix_lens, strict=True)]
+    live = first[: batch.num_reqs]
+    return [3 * (page >= 0 and live.count(page) > 1) for page in first]
+
+
 def _mutant(number: int, what: str, source: str, patch: Callable[[Any], None], *layouts: str) -> Mutant:
     declared = {"describe": lambda geometry, info: replace(info, batch_invariant=True)}
     absent = "" if set(layouts) == {"reference", "csr"} else "one design is enough for this rule of the schedule"
@@ -186,6 +195,10 @@ MUTANTS = (
         *(7, "Splits a chunk of a prompt when the whole EXTEND batch has few rows", "split prefill"),
         *(_by_batch(lambda batch: 3 * (batch.mode is Mode.EXTEND and batch.num_rows < 64)), "reference", "tutorial"),
     ),
+    _mutant(
+        *(8, "Splits the keys of requests that share their first page", "cascade attention, flashinfer and vLLM"),
+        *(_splitting(lambda backend, batch: _shared_first(batch)), "reference", "tutorial"),
+    ),
     Mutant("OH1", "Runs another kernel for batches padded to more than 32 requests", "pegainfer#613",
            plugin=declared(OtherKernelForMany), layouts=("tutorial",), absent=ONLY),
     Mutant("OH2", "Splits keys by the sum of the lengths of the batch", "flash-attention#1897",
@@ -195,7 +208,7 @@ MUTANTS = (
 )  # fmt: skip
 KILLER = {
     **dict.fromkeys(
-        ("K01", "K02", "K03", "K04", "K05", "K07", "OH1", "OH2", "OH3"), "batch_invariance.holds_in_any_batch"
+        ("K01", "K02", "K03", "K04", "K05", "K07", "K08", "OH1", "OH2", "OH3"), "batch_invariance.holds_in_any_batch"
     ),
     "K06": "batch_invariance.holds_in_any_graph",
 }

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import itertools
 import os
 import random
+import resource
 import threading
 import warnings
+import weakref
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -142,6 +146,29 @@ def _wide(backend: Any) -> None:
     after(backend, "plan", then)
 
 
+def _descriptors(backend: Any) -> None:
+    """Allocate a block of native memory for each plan's launch descriptors, and free none before the backend ends."""
+    heap = ctypes.CDLL(None)
+    heap.malloc.restype, heap.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
+    kept, plans = (ctypes.c_void_p * 80_000)(), itertools.count()
+    after(backend, "plan", lambda batch: kept.__setitem__(next(plans), heap.malloc(512)))
+    weakref.finalize(backend, lambda: [heap.free(one) for one in kept])
+
+
+def _open_files(backend: Any) -> None:
+    """Open a file for a profile of every 64th plan, and close none before the backend ends."""
+    kept, plans = array("i"), itertools.count()
+    after(backend, "plan", lambda batch: next(plans) % 64 or kept.append(os.open(os.devnull, os.O_RDONLY)))
+    weakref.finalize(backend, lambda: [os.close(one) for one in kept])
+
+
+def _core_dumps(backend: Any) -> None:
+    """Switch core dumps of the process on or off, for a handler of crashes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    limited = 4096 if hard == resource.RLIM_INFINITY else hard
+    resource.setrlimit(resource.RLIMIT_CORE, (0 if soft else limited, hard))
+
+
 def _mutant(number: int, what: str, source: str, patch: Callable[[Any], None], layout: str) -> Mutant:
     return Mutant(f"P{number:02}", what, source, patch=patch, layouts=(layout,), absent=_ABSENT)
 
@@ -182,9 +209,14 @@ MUTANTS = (
     _mutant(7, "Draws from Python's generator in plan", "seeded servers give other texts", _jitter, "reference"),
     _of_tutorial(8, "Writes zeros in each 4,096th call of attend", "a layer counter of 12 bits", Wrapped),
     _mutant(9, "Gathers one page after 65,536 plans", "a plan counter of 16 bits", _wide, "csr"),
+    _mutant(10, "Keeps a block of native memory for each plan", "launch descriptors", _descriptors, "reference"),
+    _mutant(11, "Leaves a file open after every 64th plan", "profiles and shared memory", _open_files, "csr"),
+    _mutant(12, "Changes the limit of core dumps when it is opened", "crash handlers", _core_dumps, "reference"),
 )  # fmt: skip
 KILLER = {
-    **dict.fromkeys(("OB1", "OB2", "OB3", "OB4", "OB5", "P01", "P02", "P06", "P07"), "process.is_left_as_it_was"),
-    **dict.fromkeys(("P03", "P04", "P09"), "process.plans_serve_for_long"),
+    **dict.fromkeys(
+        ("OB1", "OB2", "OB3", "OB4", "OB5", "P01", "P02", "P06", "P07", "P12"), "process.is_left_as_it_was"
+    ),
+    **dict.fromkeys(("P03", "P04", "P09", "P10", "P11"), "process.plans_serve_for_long"),
     **dict.fromkeys(("P05", "P08"), "process.steps_serve_for_long"),
 }

@@ -142,7 +142,30 @@ def _two_windows(backend: Any) -> None:
     around(backend, "attend", attend)
 
 
+PLACES: list[int] = [0] * 4
+"""Open that planned last at each of four places."""
+
+
+def _four_plans(backend: Any) -> None:
+    """Keep the plan at one of four places, in turn for each opened backend."""
+    own = next(OPENS)
+
+    def plan(original: Any, batch: ForwardBatch) -> None:
+        original(batch)
+        PLACES[own % 4] = own
+
+    def attend(original: Any, q: Any, cache: Any, batch: ForwardBatch, out: Any) -> None:
+        original(q, cache, batch, out)
+        if PLACES[own % 4] != own and not is_recording():
+            out.zero_()
+
+    around(backend, "plan", plan)
+    around(backend, "attend", attend)
+
+
 MUTANTS = (
+    Mutant("H11", "Keeps the plan at one of four places, which backends use in turn", "a small cache of plans",
+           patch=_four_plans),
     Mutant(
         "H08",
         "Keeps the plan at one of two places, which all backends of the process use in turn",
@@ -170,7 +193,7 @@ MUTANTS = (
     Mutant("OE3", "Reads scale, cap and window from two places that backends take in turn", "constant memory",
            patch=_two_constants, layouts=("cuda_triton",), absent=ONLY_TRITON),
 )  # fmt: skip
-KILLER = dict.fromkeys(
+KILLER = {"H11": "turns.of_many_geometries_are_right"} | dict.fromkeys(
     (
         "H08",
         "H09",

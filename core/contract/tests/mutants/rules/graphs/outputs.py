@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -140,7 +141,35 @@ class BoundedGraphs(KeyedGraphState):
         return EvictedRecording(step)
 
 
+class SharedPool(KeyedGraphState):
+    """Frees the memory of all graphs when any graph state is dropped; later replays have empty outputs."""
+
+    dropped = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._born = SharedPool.dropped
+        weakref.finalize(self, SharedPool._drop)
+
+    @classmethod
+    def _drop(cls) -> None:
+        cls.dropped += 1
+
+    def _record(self, step: Callable[[], Any]) -> RecordedGraph:
+        self._born = SharedPool.dropped
+        return RecordedGraph(step)
+
+    def replay(self, key: GraphKey) -> Any:
+        """Replay a graph, and empty its outputs if a graph state was dropped since the last capture."""
+        outputs = super().replay(key)
+        if SharedPool.dropped != self._born:
+            tree_map(torch.Tensor.zero_, outputs)
+        return outputs
+
+
 MUTANTS = (
+    Mutant("H12", "Frees the memory of all graphs with the first graph state that is dropped", "one pool of graphs",
+           hooks={"graph_state": lambda geometry, state: SharedPool()}),
     Mutant("R24", "Looks up graphs by their number of rows only", "vllm#26499", hooks={"graph_state": _filed_by_rows}),
     of_tutorial(
         "S39",
@@ -166,6 +195,7 @@ MUTANTS = (
     Mutant("W61", "Declares a graph state of negative size", "sglang#24453", _typed(pool_bytes=-1)),
 )  # fmt: skip
 KILLER = {
+    "H12": "graphs.outputs_stay_while_another_state_replays",
     "R24": "graphs.keys_are_closed_under_padding",
     "S39": "graphs.captured_run_is_right",
     **dict.fromkeys(("S50", "S51"), "graphs.outputs_stay_while_another_state_replays"),

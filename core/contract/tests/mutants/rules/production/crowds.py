@@ -180,7 +180,48 @@ class GrownWorkspace(Planned):
         super().plan(batch)
 
 
+def _short_prompts(backend: Any) -> None:
+    """Compute 640 rows of a prompt, the most that one launch has tiles for."""
+
+    def attend(original: Any, q: Any, cache: Any, batch: ForwardBatch, out: torch.Tensor) -> None:
+        original(q, cache, batch, out)
+        first = 0
+        for rows in batch.q_lens if batch.mode is Mode.EXTEND else ():
+            out[first + 640 : first + rows] = 0
+            first += rows
+
+    around(backend, "attend", attend)
+
+
+class ShortPrompts(TutorialParts):
+    """Masks a prompt causally in blocks of 1,024 rows, and gives later rows the mask of the first block."""
+
+    def attend(self, q: Tensor, cache: KVCache, batch: ForwardBatch, out: Tensor) -> None:
+        super().attend(q, cache, batch, out)
+        first = 0
+        for rows in batch.q_lens if batch.mode is Mode.EXTEND else ():
+            out[first + 1024 : first + rows] = out[first : first + max(0, rows - 1024)]
+            first += rows
+
+
+def _modules_up_to_512(backend: Any) -> None:
+    """Halve the output of DRAFT_EXTEND with several modules after 512 committed tokens."""
+
+    def attend(original: Any, q: Any, cache: Any, batch: ForwardBatch, out: torch.Tensor) -> None:
+        original(q, cache, batch, out)
+        if batch.mode is Mode.DRAFT_EXTEND and backend.geometry.draft.num_modules > 1:
+            far = (batch.prefix_lens > 512).repeat_interleave(batch.q_lens[0])
+            out[: len(far)] = torch.where(far[:, None, None], out[: len(far)] / 2, out[: len(far)])
+
+    around(backend, "attend", attend)
+
+
 MUTANTS = (
+    Mutant("F18", "Leaves rows of a prompt after the 640th without an output", "launches with a fixed number of tiles",
+           patch=_short_prompts),
+    with_parts("F19", "Repeats output rows of a prompt after the 1,024th", ShortPrompts),
+    Mutant("F20", "Loses half of the output of several MTP modules after 512 committed tokens", "a mask of front rows",
+           patch=_modules_up_to_512),
     in_layouts("F03", "Repeats output rows after the 8,192nd", CSR, _repeats_rows),
     in_layouts("F11", "Scales fp8 values only up to the 1,024th key", CSR, _scaled_for(1024), "flashinfer#3864"),
     in_layouts("F12", "Applies the soft cap only to the first eight requests", CSR, attending(_capped_for(8))),
@@ -232,6 +273,8 @@ MUTANTS = (
            patch=on_batch(_half_offsets, "write_metadata")),
 )  # fmt: skip
 KILLER = {
+    **dict.fromkeys(("F18", "F19"), "production.a_prompt_is_right"),
+    "F20": "production.several_modules_are_right",
     **dict.fromkeys(("F03", "S18", "T08"), "production.many_rows_are_right"),
     **dict.fromkeys(
         ("F11", "F12", "F13", "F14", "F15", "F16", "F17", "OK6", "R19", "R22", "S05", "S08"),
