@@ -228,8 +228,12 @@ def test_killed_process_gives_no_verdict(plugin: Plugin, workers: int) -> None:
             "RuntimeError('DefaultCPUAllocator: not enough memory: you tried to allocate 4096 bytes.')",
             "memory ran out (RuntimeError: DefaultCPUAllocator",
         ),
+        (
+            "ImportError('libvendor.so: failed to map segment from shared object')",
+            "memory ran out (ImportError: libvendor.so",
+        ),
     ],
-    ids=["memory", "disk", "torch"],
+    ids=["memory", "disk", "torch", "loader"],
 )
 def test_exhausted_machine_gives_no_verdict(plugin: Plugin, error: str, words: str) -> None:
     """An item that fails because the machine has no memory or disk left gives no verdict on the backend."""

@@ -16,6 +16,9 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _TORCH_CPU = re.compile(r"DefaultCPUAllocator: .*?you tried to allocate (\d+) bytes", re.DOTALL)
 """Error of torch's CPU allocator, which is a plain RuntimeError."""
 
+_LOADER = re.compile(r"failed to map segment from shared object|cannot map zero-fill pages|Cannot allocate memory")
+"""Errors of the dynamic loader, which become an ImportError, or an OSError without a number."""
+
 KEPT_BYTES = 2**30
 """Freed device memory that a process keeps for its next item."""
 
@@ -53,6 +56,8 @@ def exhausted(error: BaseException, item: str) -> RunStopped | None:
 def _out_of_memory(error: BaseException) -> bool:
     if found := _TORCH_CPU.search(str(error)):
         return int(found[1]) <= _memory()
+    if isinstance(error, (ImportError, OSError)) and _LOADER.search(str(error)):
+        return True
     lacking = isinstance(error, OSError) and error.errno == errno.ENOMEM
     return lacking or isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
