@@ -240,6 +240,10 @@ CUTS = {
 """Chunks of a prompt: around the grids of 16, 32 and 64 rows of chunked kernels, and with the rows of a verify."""
 
 
+LONG_PROMPT = 600
+"""Rows of a prompt that is not cut."""
+
+
 def chunks() -> list[Case]:
     """Return prompts in chunks, one prompt or several that are cut at other places."""
     found = []
@@ -252,6 +256,11 @@ def chunks() -> list[Case]:
             engine = StateEngine(geometry)
             engine.join(1)
             found.append(case_of(name, [engine.extend((rows,)) for rows in cut], geometry, label))
+        if name in FEW:
+            whole = replace(limits, max_extend_tokens=LONG_PROMPT, max_context_len=LONG_PROMPT + 64)
+            engine = StateEngine(geometry_of(name, CHAIN, whole, layers=1))
+            engine.join(1)
+            found.append(case_of(name, [engine.extend((LONG_PROMPT,)), engine.decode()], engine.geometry, "whole"))
         dice = random.Random(f"chunks {name}")
         for label in ("mixed", "drawn"):
             engine = StateEngine(geometry)

@@ -219,7 +219,20 @@ def _moves_before_it_saves(backend: Any) -> None:
     around(backend, "commit", commit)
 
 
+class ShortPrompts(Columns):
+    """Leaves rows of a prompt after the 512th without an output, as a launch with a fixed number of chunks does."""
+
+    def recur(self, *args: Any) -> None:
+        super().recur(*args)
+        *_, batch, out = args
+        first = 0
+        for rows in batch.q_lens if batch.mode is Mode.EXTEND else ():
+            out[first + 512 : first + rows] = 0
+            first += rows
+
+
 MUTANTS = (
+    state_mutant("E67", "Leaves rows of a prompt after the 512th without an output", ShortPrompts),
     state_mutant("E18", "Indexes columns by slot", ColumnsBySlot, "flashinfer#3145"),
     state_mutant("E19", "Reads a recycled slot before a first chunk of one token", ForgetsFresh, "vllm#51483"),
     state_mutant("E20", "Multiplies a recycled slot by zero", ZerosByMultiplying, "vllm#56524"),
@@ -244,7 +257,7 @@ MUTANTS = (
 KILLER = {
     "E18": "state_history.equals_the_oracle",
     **dict.fromkeys(("E19", "E20", "E51", "E52"), "state.no_prefix_is_zeros"),
-    **dict.fromkeys(("E22", "E26", "E27"), "state.chunks_are_one_prefill"),
+    **dict.fromkeys(("E22", "E26", "E27", "E67"), "state.chunks_are_one_prefill"),
     **dict.fromkeys(("E28", "E29", "E30", "E31", "E32", "E62"), "state.checkpoint_is_its_length"),
     **dict.fromkeys(("E33", "E35", "E36"), "state.dtype_is_read_as_written"),
     **dict.fromkeys(("E34", "E59", "E60"), "state_history.does_not_drift"),
