@@ -232,8 +232,8 @@ def test_an_old_plugin_runs_unchanged(guard):
 
 def test_info_fields_have_their_types():
     """A claim of another type is refused when the plugin is loaded."""
-    with pytest.raises(draftmark.BackendLoadError, match="BackendInfo in which row_formats is a tuple of RowFormat"):
-        draftmark.LoadedBackend("odd", plugin_with("odd", row_formats=("plain",)))
+    with pytest.raises(draftmark.BackendLoadError, match="BackendInfo in which row_formats is a tuple of names"):
+        draftmark.LoadedBackend("odd", plugin_with("odd", row_formats=(1,)))
     for field in ("latent", "narrow_values", "lse", "chosen_keys"):
         with pytest.raises(draftmark.BackendLoadError, match=f"BackendInfo in which {field} is True or False"):
             draftmark.LoadedBackend("odd", plugin_with("odd", **{field: 1}))

@@ -9,7 +9,17 @@ import torch
 
 import draftmark
 from core.draftmark.tests.latent_shapes import plugin_with
-from draftmark import AttentionShape, BatchError, Form, Geometry, GeometryError, Limits, Mode, RowFormat
+from draftmark import (
+    FP8_DS_MLA,
+    PLAIN_ROWS,
+    AttentionShape,
+    BatchError,
+    Form,
+    Geometry,
+    GeometryError,
+    Limits,
+    Mode,
+)
 from draftmark.batch import Causal, Chosen, ForwardBatch
 from draftmark.lengths import Exact
 from draftmark.runtime import KVCache, KVPool
@@ -22,7 +32,7 @@ FIELDS = {"kv_dtype": "float8_e4m3fn", "softmax_scale": 0.1, "value_dim": 512, "
 
 def geometry_of(forms=STORED, page_size=16, **fields):
     """Return the geometry of a layer with rows of 656 bytes and four heads."""
-    given = {"head_dim": 576, "page_size": page_size, "row_format": RowFormat.FP8_DS_MLA, **FIELDS, **fields}
+    given = {"head_dim": 576, "page_size": page_size, "row_format": FP8_DS_MLA, **FIELDS, **fields}
     return Geometry.create(
         AttentionShape(num_qo_heads=4, num_kv_heads=1, **given), Limits(2, 100), modes=(Mode.DECODE,), forms=forms
     )
@@ -33,14 +43,14 @@ def test_a_row_has_656_bytes():
     geometry = geometry_of(page_size=64)
     assert (geometry.attention.row_width, geometry.row_bytes, geometry.page_bytes) == (656, 656, 64 * 656)
     assert (geometry.query_width, geometry.output_width) == (4 * 576, 4 * 512)
-    plain = geometry_of((), row_format=RowFormat.PLAIN)
+    plain = geometry_of((), row_format=PLAIN_ROWS)
     assert (plain.attention.row_width, plain.row_bytes) == (576, 576)
 
 
 @pytest.mark.parametrize(
     ("fields", "forms", "words"),
     [
-        ({"row_format": "fp8_ds_mla_"}, STORED, "row_format is 'fp8_ds_mla_', .* write RowFormat.FP8_DS_MLA"),
+        ({"row_format": "fp8_ds_mla_"}, STORED, "row_format is 'fp8_ds_mla_', .* write plain or fp8_ds_mla"),
         ({"latent": False}, STORED, "attention.latent is False, but rows of row_format fp8_ds_mla need True"),
         ({"head_dim": 584}, STORED, "attention.head_dim is 584, .* need 576; set it to 576, or row_format to"),
         ({"value_dim": 448}, STORED, "attention.value_dim is 448, .* need 512"),
@@ -87,7 +97,7 @@ def test_latent_shape_takes_the_format():
         "model_type": "deepseek_v32", "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128,
         "num_attention_heads": 128, "index_topk": 2048,
     }  # fmt: skip
-    shape = latent_shape(config, ranks=8, page_size=64, row_format=RowFormat.FP8_DS_MLA)
+    shape = latent_shape(config, ranks=8, page_size=64, row_format=FP8_DS_MLA)
     assert (shape.kv_dtype, shape.row_width, shape.chosen_width) == ("float8_e4m3fn", 656, 2048)
     assert Geometry.create(shape, Limits(2, 4096), forms=STORED).row_bytes == 656
 

@@ -10,7 +10,16 @@ from itertools import product
 import pytest
 import torch
 
-from draftmark import AttentionShape, DeviceProfile, DraftShape, Form, Geometry, Limits, Mode, RowFormat
+from draftmark import (
+    FP8_DS_MLA,
+    AttentionShape,
+    DeviceProfile,
+    DraftShape,
+    Form,
+    Geometry,
+    Limits,
+    Mode,
+)
 from draftmark_cuda_triton import kernel_list
 from draftmark_cuda_triton.kernel_variants import kernels
 from draftmark_cuda_triton.launch import metadata, operands
@@ -210,7 +219,7 @@ def test_kernels_of_rows_of_656_bytes_compile_within_shared_memory(monkeypatch, 
     modes, device = (Mode.DECODE, Mode.VERIFY), DeviceProfile("cuda", arch, 132)
     shape = AttentionShape(
         heads, 1, 576, 64, "bfloat16", "float8_e4m3fn", softmax_scale=0.1, value_dim=512, latent=True,
-        chosen_width=chosen_width, row_format=RowFormat.FP8_DS_MLA,
+        chosen_width=chosen_width, row_format=FP8_DS_MLA,
     )  # fmt: skip
     geometry = Geometry.create(shape, Limits(4, 4096), DraftShape(2, 3, 4), device, modes, (Form.ENGINE_STORES,))
     attention = [one for one in kernel_list.kernels_of(geometry, arch) if one.kernel.__name__.startswith("attend")]

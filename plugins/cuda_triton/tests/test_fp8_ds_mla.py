@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from draftmark import AttentionShape, DeviceProfile, Form, Mode, RowFormat, load
+from draftmark import FP8_DS_MLA, AttentionShape, DeviceProfile, Form, Mode, load
 from draftmark_cuda_triton.heuristics import latent as heuristics
 from draftmark_cuda_triton.heuristics import select
 from plugins.cuda_triton.tests import helpers
@@ -22,7 +22,7 @@ def rows_of(heads: int, page: int, **fields) -> AttentionShape:
     """Return a layer with rows of 656 bytes."""
     return AttentionShape(
         heads, 1, 576, page, "bfloat16", "float8_e4m3fn", softmax_scale=192**-0.5, value_dim=512, latent=True,
-        row_format=RowFormat.FP8_DS_MLA, **fields,
+        row_format=FP8_DS_MLA, **fields,
     )  # fmt: skip
 
 

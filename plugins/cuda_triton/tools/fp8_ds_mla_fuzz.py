@@ -15,7 +15,7 @@ import random
 import time
 from collections.abc import Iterator
 
-from draftmark import AttentionShape, Form, Mode, RowFormat
+from draftmark import FP8_DS_MLA, AttentionShape, Form, Mode
 from draftmark_cuda_triton.compiled.prepare import store_kernels
 from draftmark_cuda_triton.kernel_list import EngineUse, kernels_of
 from draftmark_cuda_triton.kernel_spec import KernelSpec
@@ -33,7 +33,7 @@ MODES = (Mode.DECODE, Mode.VERIFY, Mode.RAGGED_VERIFY, Mode.EXTEND)
 def _shape(heads: int, page: int, width: int) -> AttentionShape:
     return AttentionShape(
         heads, 1, 576, page, "bfloat16", "float8_e4m3fn", softmax_scale=192**-0.5, value_dim=512, latent=True,
-        chosen_width=width, row_format=RowFormat.FP8_DS_MLA,
+        chosen_width=width, row_format=FP8_DS_MLA,
     )  # fmt: skip
 
 

@@ -13,7 +13,16 @@ from typing import Any
 
 import torch
 
-from draftmark import AttentionShape, DeviceProfile, DraftShape, Form, Geometry, Limits, Mode, RowFormat
+from draftmark import (
+    FP8_DS_MLA,
+    AttentionShape,
+    DeviceProfile,
+    DraftShape,
+    Form,
+    Geometry,
+    Limits,
+    Mode,
+)
 from draftmark.batch import Block, Causal, ForwardBatch, Tree
 from draftmark.devices import device_profile
 from draftmark.lengths import Unknown
@@ -93,7 +102,7 @@ class Problem:
     def stored(self, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys and values of all KV slots, ``[slots, KV heads, elements]`` in float64 on a device, scaled."""
         a, cache = self.geometry.attention, self.cache
-        if a.row_format is RowFormat.FP8_DS_MLA:
+        if a.row_format == FP8_DS_MLA:
             k = real_rows(cache.k.to(device))
             v = k[..., : a.value_width]
         elif a.latent:
@@ -234,7 +243,7 @@ def _cache(geometry: Geometry, requests: list[Request], dice: torch.Generator, d
             tensor[known] = torch.randn(len(known), *rest, generator=dice)
         return tensor.view(pages, a.page_size, *rest).to(getattr(torch, a.kv_dtype)).to(device)
 
-    if a.row_format is RowFormat.FP8_DS_MLA:
+    if a.row_format == FP8_DS_MLA:
         rows = torch.full((pages * a.page_size, a.row_width), 255, dtype=torch.uint8)  # every part of a row is NaN
         for one in requests:
             known = one.slots(a.page_size)

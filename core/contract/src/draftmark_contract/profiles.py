@@ -13,7 +13,16 @@ from enum import StrEnum
 from functools import cache
 from typing import Any
 
-from draftmark.geometry import AttentionShape, Form, Geometry, Mode, Recurrence, RowFormat, StateGeometry
+from draftmark.geometry import (
+    FP8_DS_MLA,
+    PLAIN_ROWS,
+    AttentionShape,
+    Form,
+    Geometry,
+    Mode,
+    Recurrence,
+    StateGeometry,
+)
 
 MANDATORY = AttentionShape(num_qo_heads=8, num_kv_heads=2, head_dim=128, page_size=128)
 """Shape that every backend must serve."""
@@ -57,7 +66,7 @@ class Profile(StrEnum):
     CHOSEN_KEYS = "chosen keys"
     """Latent rows with lists of keys that an indexer chose for each query row (DeepSeek V3.2, GLM-5)."""
     FP8_DS_MLA = "656-byte rows"
-    """Latent rows of 656 bytes, with a scale for each 128 e4m3 numbers (`RowFormat.FP8_DS_MLA`)."""
+    """Latent rows of 656 bytes, with a scale for each 128 e4m3 numbers (`FP8_DS_MLA`)."""
     NARROW_VALUES = "narrow values"
     """Values with fewer elements than keys, such as 128 and 192 in un-absorbed MLA prefill."""
     DELTA = "delta"
@@ -132,7 +141,7 @@ def _has_core_shape(geometry: Geometry) -> bool:
 def _rows_of(geometry: Geometry) -> Profile | None:
     """Return the profile of `ROWS` that a geometry needs; None if its values are apart and as wide as its keys."""
     a = geometry.attention
-    if a.row_format is RowFormat.FP8_DS_MLA:
+    if a.row_format == FP8_DS_MLA:
         return Profile.FP8_DS_MLA
     if a.chosen_width:
         return Profile.CHOSEN_KEYS
@@ -166,7 +175,7 @@ def _has_mode_of(profile: Profile) -> Callable[[Geometry], bool]:
 
 def _implied_forms(geometry: Geometry) -> set[Form]:
     """Return the forms that a geometry's rows imply: they belong to the profile of the rows."""
-    plain = geometry.attention.row_format is RowFormat.PLAIN
+    plain = geometry.attention.row_format == PLAIN_ROWS
     return {Form.LATENT_PARTS} if plain else {Form.ENGINE_STORES}
 
 
@@ -177,7 +186,7 @@ NEEDS: dict[Profile, Callable[[Geometry], bool]] = {
     Profile.WINDOW: lambda g: g.attention.window_left >= 0,
     Profile.SOFT_CAP: lambda g: g.attention.logits_soft_cap > 0,
     Profile.SINKS: lambda g: g.attention.sinks,
-    Profile.FP8: lambda g: g.attention.kv_dtype == FP8_DTYPE and g.attention.row_format is RowFormat.PLAIN,
+    Profile.FP8: lambda g: g.attention.kv_dtype == FP8_DTYPE and g.attention.row_format == PLAIN_ROWS,
     Profile.WIDE_TAILS: lambda g: g.mask_words > 1 and not TAILED.isdisjoint(g.modes),
     Profile.OVERLAP: lambda g: g.limits.overshoots or g.limits.host_lags,
     Profile.ENGINE_FORMS: lambda g: bool(set(g.forms) - _implied_forms(g)),

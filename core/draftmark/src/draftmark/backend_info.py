@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .geometry import CORE_MODES, Form, Mode, Recurrence, RowFormat
+from .geometry import CORE_MODES, PLAIN_ROWS, Form, Mode, Recurrence
 
 
 @dataclass(frozen=True)
@@ -58,4 +58,4 @@ class BackendInfo:
     lse: bool = False
     recurrences: tuple[Recurrence, ...] = ()
     chosen_keys: bool = False
-    row_formats: tuple[RowFormat, ...] = (RowFormat.PLAIN,)
+    row_formats: tuple[str, ...] = (PLAIN_ROWS,)

@@ -11,7 +11,7 @@ from .batch.checks import check_kind, shown
 from .cache_checks import check_parts, check_positions, check_rows, check_slots_of_pool, is_leading
 from .devices import present_device
 from .errors import BatchError, BufferError
-from .geometry import Form, Geometry, RowFormat
+from .geometry import PLAIN_ROWS, Form, Geometry
 
 APART = "{name} does not exist: the rows of this latent cache lie in two buffers; read KVCache.parts"
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -76,7 +76,7 @@ class KVCache:
             rows: ``[num_pages, page_size, row_width]`` in kv_dtype, or the pair of value parts
                 ``[num_pages, page_size, value_dim]`` and rests ``[num_pages, page_size, head_dim - value_dim]``.
             scale: float32 ``[1]``, the one scale of fp8 rows, for keys and values. None for rows with scales of their
-                own (`RowFormat.FP8_DS_MLA`).
+                own (`FP8_DS_MLA`).
             value_dim: leading elements of a row that are its value. Required for one buffer; two buffers imply it.
             sinks: as in the class.
 
@@ -240,7 +240,7 @@ class KVPool:
             _as_integers(tensor)[:, :null_pages] = 0  # filled as integers: an Ascend 910B cannot fill fp8 tensors
             return tensor
 
-        scaled = a.kv_dtype == "float8_e4m3fn" and a.row_format is RowFormat.PLAIN
+        scaled = a.kv_dtype == "float8_e4m3fn" and a.row_format == PLAIN_ROWS
         scale = torch.ones(1, dtype=torch.float32, device=device) if scaled else None
         value_dim = a.value_width
         if self._parts:

@@ -9,7 +9,7 @@ from typing import Any
 from .backend_info import BackendInfo
 from .buffers import BufferSpec, validate_specs
 from .errors import BackendHookError, BackendLoadError, BufferError, DraftmarkError, GeometryError, LoadFailure
-from .geometry import Form, Geometry, Mode, Recurrence, RowFormat, StateGeometry
+from .geometry import Form, Geometry, Mode, Recurrence, StateGeometry
 from .hookspecs import PREFIX, STATE_HOOKS
 from .registration import one_line, register
 
@@ -18,10 +18,7 @@ INFO_KINDS: dict[str, tuple[type | tuple[type], str]] = {
     "int": (int, "an integer"),
     "bool": (bool, "True or False"),
     "tuple[str, ...]": ((str,), "a tuple of names"),
-    **{
-        f"tuple[{kind.__name__}, ...]": ((kind,), f"a tuple of {kind.__name__}")
-        for kind in (Mode, Form, Recurrence, RowFormat)
-    },
+    **{f"tuple[{kind.__name__}, ...]": ((kind,), f"a tuple of {kind.__name__}") for kind in (Mode, Form, Recurrence)},
 }
 """Type and words in errors of a `BackendInfo` field, by its annotation; (T,) stands for a tuple of T."""
 

@@ -93,7 +93,7 @@ class LoadedBackend(StateHooks):
         if a.latent and not self.info.latent:
             return ["latent attention is not served: BackendInfo.latent is False"]
         if a.row_format not in self.info.row_formats:
-            return [f"row format {a.row_format.value} is not served: it is not in BackendInfo.row_formats"]
+            return [f"row format {a.row_format} is not served: it is not in BackendInfo.row_formats"]
         if a.latent:
             return []
         if a.value_width == a.head_dim or self.info.narrow_values:

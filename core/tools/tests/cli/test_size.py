@@ -79,7 +79,7 @@ def test_a_row_of_656_bytes(draftmark: Run) -> None:
     assert found["geometry"]["attention"]["row_format"] == "fp8_ds_mla"
     assert "latent rows of 576 in 656 bytes (fp8_ds_mla), values of 512" in draftmark("size", "reference", *argv).out
     wrong = draftmark("size", "reference", "--row-format", "fp8")
-    assert wrong.code == 2 and "write plain or fp8_ds_mla" in wrong.err
+    assert wrong.code == 2 and "choose from 'plain', 'fp8_ds_mla'" in wrong.err
 
 
 def test_captured_padding_counts(draftmark: Run) -> None:

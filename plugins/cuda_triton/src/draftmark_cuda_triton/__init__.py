@@ -58,6 +58,7 @@ from typing import TYPE_CHECKING
 
 from draftmark import (
     CONTRACT_MINOR,
+    ROW_FORMATS,
     BackendInfo,
     BackendPlugin,
     BatchSize,
@@ -67,7 +68,6 @@ from draftmark import (
     Mode,
     Progress,
     Recurrence,
-    RowFormat,
     StateGeometry,
     WarmedKernels,
 )
@@ -98,7 +98,7 @@ class TritonPlugin(BackendPlugin):
         sinks=True,
         latent=True,
         chosen_keys=True,
-        row_formats=tuple(RowFormat),
+        row_formats=ROW_FORMATS,
         narrow_values=True,
         lse=True,
         batch_invariant=True,

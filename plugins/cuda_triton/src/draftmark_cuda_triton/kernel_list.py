@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from draftmark import BufferSpec, Form, Geometry, Mode, RowFormat
+from draftmark import PLAIN_ROWS, BufferSpec, Form, Geometry, Mode
 
 from . import prefill_fp8, sizing, tree_ops
 from .chosen import ChosenKeys
@@ -127,7 +127,7 @@ def calls_of(
 def launch_all(geometry: Geometry, use: EngineUse, trees: bool) -> None:
     """Call the launch code of every mode and batch size."""
     a = geometry.attention
-    plain = a.row_format is RowFormat.PLAIN
+    plain = a.row_format == PLAIN_ROWS
     has_scales = plain and (a.kv_dtype != a.q_dtype if use.scaled is None else use.scaled)
     scale = stand_in(1, dtype="float32") if has_scales else None
     k, v = _latent_cache(geometry) if a.latent else _caches(geometry, use)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from draftmark import (
     CONTRACT_MINOR,
+    PLAIN_ROWS,
+    ROW_FORMATS,
     BackendInfo,
     BackendPlugin,
     BufferSpec,
@@ -18,7 +20,6 @@ from draftmark import (
     Geometry,
     Mode,
     Recurrence,
-    RowFormat,
     StateGeometry,
 )
 
@@ -52,7 +53,7 @@ class ReferencePlugin(BackendPlugin):
         narrow_values=True,
         lse=True,
         chosen_keys=True,
-        row_formats=tuple(RowFormat),
+        row_formats=ROW_FORMATS,
         recurrences=tuple(Recurrence),
     )
 
@@ -62,7 +63,7 @@ class ReferencePlugin(BackendPlugin):
     def supports(self, geometry: Geometry) -> list[str]:
         """Return a reason for fp8 KV with one scale; every other geometry is served."""
         a = geometry.attention
-        if a.kv_dtype == "float8_e4m3fn" and a.row_format is RowFormat.PLAIN:
+        if a.kv_dtype == "float8_e4m3fn" and a.row_format == PLAIN_ROWS:
             return ["kv_dtype float8_e4m3fn is not served: the reference stores KV as float32, float16 or bfloat16"]
         return []
 

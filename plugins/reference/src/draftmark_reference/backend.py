@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from draftmark import Form, Geometry, Mode, RowFormat
+from draftmark import FP8_DS_MLA, Form, Geometry, Mode
 from draftmark.runtime import Arena, Block, ForwardBatch, KVCache, Tree, sinks_of
 
 from .attention import Keys, attend_block, block_visibility, causal_visibility, tree_visibility, unpack_bits
@@ -194,7 +194,7 @@ class ReferenceBackend:
         shape = self.geometry.attention
         if self._parts:
             k = torch.cat([_pages(part.unsqueeze(2), table) for part in cache.parts], -1)
-        elif shape.row_format is RowFormat.FP8_DS_MLA:
+        elif shape.row_format == FP8_DS_MLA:
             k = numbers(_gathered(cache.k.view(torch.uint8), table), shape.value_width).permute(2, 0, 1, 3)
         else:
             k = _pages(cache.k, table)

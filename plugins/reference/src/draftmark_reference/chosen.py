@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from draftmark import AttentionShape, Form, Geometry, RowFormat
+from draftmark import FP8_DS_MLA, AttentionShape, Form, Geometry
 from draftmark.runtime import Chosen, ForwardBatch, KVCache
 
 from .attention import Keys, attend_block
@@ -59,7 +59,7 @@ def _gather(geometry: Geometry, cache: KVCache, slots: torch.Tensor, listed: tor
     """Return the KV of slots ``[rows, chosen_width]``, with 0 where `listed` is False."""
     a: AttentionShape = geometry.attention
     at = slots // a.page_size, slots % a.page_size
-    if a.row_format is RowFormat.FP8_DS_MLA:
+    if a.row_format == FP8_DS_MLA:
         k = numbers(bytes_at(cache.k, *at), a.value_width)
     elif Form.LATENT_PARTS in geometry.forms:
         k = torch.cat([part[at] for part in cache.parts], -1).unsqueeze(2)

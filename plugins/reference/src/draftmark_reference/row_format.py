@@ -1,4 +1,4 @@
-"""Numbers of latent rows in `RowFormat.FP8_DS_MLA`, from their bytes.
+"""Numbers of latent rows in `FP8_DS_MLA`, from their bytes.
 
     byte  0                        512            528                656
           | 512 e4m3 numbers       | 4 fp32 scales| 64 bf16 numbers  |

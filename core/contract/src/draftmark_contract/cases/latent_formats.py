@@ -1,11 +1,19 @@
-"""Latent rows of 656 bytes (`RowFormat.FP8_DS_MLA`): layers, lists, sizes and graphs. Does not import torch."""
+"""Latent rows of 656 bytes (`FP8_DS_MLA`): layers, lists, sizes and graphs. Does not import torch."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from draftmark.geometry import CORE_MODES, AttentionShape, Form, Geometry, Limits, Mode, RowFormat
+from draftmark.geometry import (
+    CORE_MODES,
+    FP8_DS_MLA,
+    AttentionShape,
+    Form,
+    Geometry,
+    Limits,
+    Mode,
+)
 
 from ..check import Case
 from ..production_sizes import KEYS, REQUESTS
@@ -18,7 +26,7 @@ from .geometries import Shape
 from .graph_rounds import captured, programs_of, replays, sizes_of
 from .latent import LIMITS, MODES, SINCE, forwards_of, geometry_of, rows_of
 
-FP8: dict[str, Any] = {"kv_dtype": "float8_e4m3fn", "row_format": RowFormat.FP8_DS_MLA}
+FP8: dict[str, Any] = {"kv_dtype": "float8_e4m3fn", "row_format": FP8_DS_MLA}
 STORED = (Form.ENGINE_STORES,)
 """Form of every layer: only the engine writes such rows."""
 ATTENTIONS = {

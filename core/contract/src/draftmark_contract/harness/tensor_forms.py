@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from draftmark.geometry import Form, Geometry, RowFormat
+from draftmark.geometry import PLAIN_ROWS, Form, Geometry
 
 from ..oracle.row_format import PARTS
 from .pools import LAYERS
@@ -18,7 +18,7 @@ Empty = Callable[..., torch.Tensor]
 GAP = 64
 """Elements of memory between two latent rows in a strided layout by token."""
 ROW_BYTES = PARTS["rest"].stop
-"""Elements of a row of `RowFormat.FP8_DS_MLA`, of one byte each."""
+"""Elements of a row of `FP8_DS_MLA`, of one byte each."""
 NOWHERE = -1
 """Entry of a page table's surplus columns, and of the memory between its rows: no page."""
 
@@ -92,7 +92,7 @@ def kv_widths(geometry: Geometry) -> dict[str, int]:
         return {"k": a.head_dim, "v": a.value_width}
     if Form.LATENT_PARTS in geometry.forms:
         return {"value_part": a.value_width, "rest": a.head_dim - a.value_width}
-    return {"rows": a.head_dim if a.row_format is RowFormat.PLAIN else ROW_BYTES}
+    return {"rows": a.head_dim if a.row_format == PLAIN_ROWS else ROW_BYTES}
 
 
 def kv_pages(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from draftmark.cache import KVCache
-from draftmark.geometry import AttentionShape, Form, Geometry, RowFormat
+from draftmark.geometry import FP8_DS_MLA, PLAIN_ROWS, AttentionShape, Form, Geometry
 
 from ..cases.contents import CONTRAST, Contents, usual_sink
 from ..cases.forwards import TRAPS, ForwardCase
@@ -125,7 +125,7 @@ class CaseTensors(BatchTensors):
         _, k, v, _ = self.rows(forward)
         if v is not None:
             return [k, v]
-        if self.geometry.attention.row_format is not RowFormat.PLAIN:
+        if self.geometry.attention.row_format != PLAIN_ROWS:
             return []  # The engine stores such rows itself.
         return list(torch.split(k, [*kv_widths(self.geometry).values()], dim=-1))
 
@@ -239,7 +239,7 @@ class CaseTensors(BatchTensors):
                 raw(pool).fill_(-1)  # All bits set is NaN in every floating-point dtype.
             ints = raw(pool)
             ints[: forward.null_pages] = 0
-            if self.geometry.attention.row_format is RowFormat.FP8_DS_MLA:
+            if self.geometry.attention.row_format == FP8_DS_MLA:
                 values = drawn_rows(len(used), dice)[:, None]
             else:
                 values = torch.randn((len(used), *pool.shape[2:]), generator=dice).to(pool.dtype)
@@ -263,7 +263,7 @@ def used_slots(forward: ForwardCase) -> list[int]:
 
 
 def _scales(attention: AttentionShape, device: str, layer: int) -> Scales:
-    if attention.kv_dtype != "float8_e4m3fn" or attention.row_format is not RowFormat.PLAIN:
+    if attention.kv_dtype != "float8_e4m3fn" or attention.row_format != PLAIN_ROWS:
         return None, None
     values = SCALES[0] * 2**layer, SCALES[0] * 2**layer if attention.latent else SCALES[1] / 2**layer
     k, v = (torch.full((1,), scale, dtype=torch.float32, device=device) for scale in values)

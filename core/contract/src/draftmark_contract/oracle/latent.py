@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from draftmark.geometry import AttentionShape, RowFormat
+from draftmark.geometry import FP8_DS_MLA, AttentionShape
 
 from .row_format import real_rows
 
@@ -21,7 +21,7 @@ def keys_and_values(pools: Sequence[torch.Tensor], shape: AttentionShape) -> tup
     """
     if not shape.latent:
         return pools[0], pools[1]
-    if shape.row_format is RowFormat.FP8_DS_MLA:
+    if shape.row_format == FP8_DS_MLA:
         keys = real_rows(pools[0])
         return keys, keys[..., : shape.value_dim]
     # torch cannot concatenate fp8 tensors, so their bytes are joined.

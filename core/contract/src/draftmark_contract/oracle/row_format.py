@@ -1,4 +1,4 @@
-"""The oracle's own copy of rows of 656 bytes (`RowFormat.FP8_DS_MLA`): their numbers in float64, and how rows are made.
+"""The oracle's own copy of rows of 656 bytes (`FP8_DS_MLA`): their numbers in float64, and how rows are made.
 
 A row has 512 e4m3 numbers, four float32 scales, and 64 bfloat16 numbers. Number i of the value is e4m3 number i times
 scale i // 128.

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from draftmark import CORE_MODES, Form, Geometry, Mode, RowFormat
+from draftmark import CORE_MODES, PLAIN_ROWS, ROW_FORMATS, Form, Geometry, Mode
 from draftmark.runtime import Arena, Block, ForwardBatch, KVCache
 from draftmark_contract.profiles import Profile, profiles_of
 
@@ -79,14 +79,14 @@ class Latent(Backend):
 
     def parts(self, cache: KVCache) -> tuple[Tensor, ...]:
         """Return value parts and rests of the rows; their bytes, if rows have scales of their own."""
-        if self.shape.row_format is RowFormat.PLAIN:
+        if self.shape.row_format == PLAIN_ROWS:
             return cache.parts
         return tuple(part.view(torch.uint8) for part in cache.parts)
 
     def joined(self, parts: list[Tensor]) -> Tensor:
         """Return whole rows in float32 from their gathered parts."""
         rows = torch.cat(parts, -1)
-        if self.shape.row_format is RowFormat.PLAIN:
+        if self.shape.row_format == PLAIN_ROWS:
             return rows.float()
         numbers = rows[:, :512].contiguous().view(torch.float8_e4m3fn).float().unflatten(-1, (4, 128))
         return torch.cat([(numbers * self.block_scales(rows)[..., None]).flatten(1), self.rest(rows)], -1)
@@ -215,14 +215,14 @@ class LatentPlugin(Plugin):
         lse=True,
         modes=(*CORE_MODES, Mode.DRAFT_BLOCK),
         forms=(Form.LATENT_PARTS, Form.ENGINE_STORES),
-        row_formats=tuple(RowFormat),
+        row_formats=ROW_FORMATS,
     )
 
     def supports(self, geometry: Geometry) -> list[str]:
         """Return the tutorial's reasons, and one for a latent layer with a window."""
         a = geometry.attention
         window = a.latent and a.window_left >= 0
-        own_scales = a.row_format is not RowFormat.PLAIN
+        own_scales = a.row_format != PLAIN_ROWS
         reasons = [one for one in super().supports(geometry) if not (own_scales and one.startswith("kv_dtype"))]
         return reasons + [f"window_left {a.window_left} is not served"] * window
 

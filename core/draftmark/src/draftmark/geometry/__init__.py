@@ -7,8 +7,11 @@ from .shapes import (
     CORE_MODES,
     DRAFT_MODES,
     DTYPE_BYTES,
+    FP8_DS_MLA,
     LAYOUT_FORMS,
+    PLAIN_ROWS,
     Q_DTYPES,
+    ROW_FORMATS,
     TARGET_MODES,
     AttentionShape,
     DeviceProfile,
@@ -17,7 +20,6 @@ from .shapes import (
     Form,
     Limits,
     Mode,
-    RowFormat,
 )
 from .state import StateGeometry
 from .state_shapes import STATE_MODES, Gate, Recurrence, StateShape
@@ -41,7 +43,9 @@ __all__ = [
     "Limits",
     "Mode",
     "Recurrence",
-    "RowFormat",
+    "FP8_DS_MLA",
+    "PLAIN_ROWS",
+    "ROW_FORMATS",
     "StateGeometry",
     "StateShape",
     "ceil_div",

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, TypeGuard
 from ..errors import GeometryError
 from .shapes import (
     KV_DTYPES,
+    PLAIN_ROWS,
     Q_DTYPES,
+    ROW_FORMATS,
     AttentionShape,
     DeviceProfile,
     DraftShape,
     Form,
     Limits,
     Mode,
-    RowFormat,
 )
 
 if TYPE_CHECKING:
@@ -146,19 +147,19 @@ FP8_DS_MLA_SHAPE = {
     "kv_dtype": "float8_e4m3fn",
     "round_to_e4m3": False,
 }
-"""Fields of every layer with `RowFormat.FP8_DS_MLA`: its writers and kernels have this one shape."""
+"""Fields of every layer with `FP8_DS_MLA`: its writers and kernels have this one shape."""
 
 
 def _check_row_format(a: AttentionShape, forms: tuple[Form, ...]) -> None:
-    if not isinstance(a.row_format, RowFormat):
-        limit = "it must be a RowFormat"
-        raise GeometryError("attention.row_format", a.row_format, limit, "write RowFormat.FP8_DS_MLA, or leave it out")
-    if a.row_format is RowFormat.PLAIN:
+    if a.row_format not in ROW_FORMATS:
+        remedy = f"write {' or '.join(ROW_FORMATS)}"
+        raise GeometryError("attention.row_format", a.row_format, "it must be a known format", remedy)
+    if a.row_format == PLAIN_ROWS:
         return
     for name, want in FP8_DS_MLA_SHAPE.items():
         if getattr(a, name) != want:
             limit = f"rows of row_format {a.row_format} need {want}"
-            remedy = f"set it to {want!r}, or row_format to RowFormat.PLAIN"
+            remedy = f"set it to {want!r}, or row_format to {PLAIN_ROWS!r}"
             raise GeometryError(f"attention.{name}", getattr(a, name), limit, remedy)
     if Form.ENGINE_STORES not in forms or Form.LATENT_PARTS in forms:
         limit = f"the engine stores rows of row_format {a.row_format}, in one buffer"

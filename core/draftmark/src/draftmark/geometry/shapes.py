@@ -26,9 +26,15 @@ DTYPE_BYTES = {
 Q_DTYPES = ("float32", "float16", "bfloat16")
 KV_DTYPES = (*Q_DTYPES, "float8_e4m3fn")
 
+PLAIN_ROWS = "plain"
+"""Format of latent rows of head_dim numbers of kv_dtype."""
+FP8_DS_MLA = "fp8_ds_mla"
+"""Format of latent rows of 656 bytes (DeepSeek V3.2 in FlashMLA, vLLM and SGLang): 512 e4m3 numbers, the value; 4
+float32 scales, one for each 128 of these numbers; 64 bfloat16 numbers, the rest. Only the engine writes such rows."""
+ROW_FORMATS = (PLAIN_ROWS, FP8_DS_MLA)
 
 SCALE_BLOCK = 128
-"""Numbers of a row of `RowFormat.FP8_DS_MLA` that share one scale."""
+"""Numbers of a row of `FP8_DS_MLA` that share one scale."""
 
 
 class Mode(StrEnum):
@@ -69,16 +75,6 @@ class Form(StrEnum):
     """The engine writes KV itself, before `attend`. It never calls `AttentionBackend.write_kv`."""
     LATENT_PARTS = "latent_parts"
     """A latent row lies in two buffers: its value part and its rest. See `KVCache.latent`."""
-
-
-class RowFormat(StrEnum):
-    """Format of a latent row in the KV cache. A backend declares the formats it reads."""
-
-    PLAIN = "plain"
-    """head_dim numbers of kv_dtype."""
-    FP8_DS_MLA = "fp8_ds_mla"
-    """656 bytes (DeepSeek V3.2 in FlashMLA, vLLM and SGLang): 512 e4m3 numbers, the value; 4 float32 scales, one for
-    each 128 of these numbers; 64 bfloat16 numbers, the rest. Only the engine writes such rows, with its quantizer."""
 
 
 LAYOUT_FORMS = (Form.ENGINE_SLOTS, Form.ENGINE_TABLE, Form.STRIDED_KV)
@@ -133,7 +129,7 @@ class AttentionShape:
     """attend may round its operands to e4m3, as K and V are stored, and is then not exact to q_dtype. It scales each
     row of each query head by a power of two, to a largest element in [128, 256), and rounds it to e4m3. It rounds
     softmax weights with an error of at most 2**-4 of each, or 2**-17 of the row's largest."""
-    row_format: RowFormat = RowFormat.PLAIN
+    row_format: str = PLAIN_ROWS
     """Format of a latent layer's rows in the cache. head_dim and value_dim count numbers in every format."""
 
     @property
@@ -143,8 +139,8 @@ class AttentionShape:
 
     @property
     def row_width(self) -> int:
-        """Elements of kv_dtype in a stored key: head_dim, or 656 bytes in `RowFormat.FP8_DS_MLA`."""
-        if self.row_format is RowFormat.PLAIN:
+        """Elements of kv_dtype in a stored key: head_dim, or 656 bytes in `FP8_DS_MLA`."""
+        if self.row_format == PLAIN_ROWS:
             return self.head_dim
         scales = ceil_div(self.value_width, SCALE_BLOCK)
         return (

@@ -7,6 +7,8 @@ import argparse
 from draftmark.backend_info import BackendInfo
 from draftmark.geometry import (
     DRAFT_MODES,
+    PLAIN_ROWS,
+    ROW_FORMATS,
     TARGET_MODES,
     AttentionShape,
     DeviceProfile,
@@ -15,7 +17,6 @@ from draftmark.geometry import (
     Geometry,
     Limits,
     Mode,
-    RowFormat,
 )
 from draftmark.geometry.checks import SHORT_DTYPES
 
@@ -65,8 +66,8 @@ def _add_attention(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--value-dim", type=int, metavar="N", help="elements of a value; default: --head-dim")
     group.add_argument(
         "--row-format",
-        type=row_format,
-        default=RowFormat.PLAIN,
+        choices=ROW_FORMATS,
+        default=PLAIN_ROWS,
         metavar="FORMAT",
         help="format of a latent row: plain, or fp8_ds_mla (656 bytes)",
     )
@@ -124,7 +125,7 @@ def _attention(args: argparse.Namespace) -> AttentionShape:
 def _kv_dtype(args: argparse.Namespace) -> str:
     if args.kv_dtype is not None:
         return str(args.kv_dtype)
-    return str(args.dtype) if args.row_format is RowFormat.PLAIN else "float8_e4m3fn"
+    return str(args.dtype) if args.row_format == PLAIN_ROWS else "float8_e4m3fn"
 
 
 def device_of(args: argparse.Namespace, info: BackendInfo) -> DeviceProfile:
@@ -157,14 +158,6 @@ def check_draft_tokens(num_draft_tokens: int, max_context_len: int) -> None:
 def dtype(text: str) -> str:
     """Return torch's name of a dtype, for argparse; ``"bf16"`` becomes ``"bfloat16"``."""
     return SHORT_DTYPES.get(text, text)
-
-
-def row_format(text: str) -> RowFormat:
-    """Parse the format of a latent row, for argparse."""
-    try:
-        return RowFormat(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{error}; write {' or '.join(RowFormat)}") from None
 
 
 def modes(text: str) -> tuple[Mode, ...]:

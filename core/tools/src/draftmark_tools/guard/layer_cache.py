@@ -8,7 +8,7 @@ from draftmark.batch.checks import shown
 from draftmark.cache import KVCache
 from draftmark.cache_checks import is_leading
 from draftmark.errors import BatchError
-from draftmark.geometry import AttentionShape, Form, Geometry, RowFormat
+from draftmark.geometry import PLAIN_ROWS, AttentionShape, Form, Geometry
 
 
 def check_cache(cache: KVCache, geometry: Geometry, device: torch.device, largest_page: int) -> None:
@@ -85,7 +85,7 @@ def _check_latent(cache: KVCache, geometry: Geometry) -> None:
         )
     if cache.k_scale is not cache.v_scale:
         raise BatchError("k_scale and v_scale differ, but a latent row has one scale; pass it to KVCache.latent")
-    if a.row_format is not RowFormat.PLAIN and cache.k_scale is not None:
+    if a.row_format != PLAIN_ROWS and cache.k_scale is not None:
         raise BatchError(
             f"the cache has a scale, but rows of row_format {a.row_format} have their own; pass scale=None to "
             "KVCache.latent"

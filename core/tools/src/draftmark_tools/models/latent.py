@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from draftmark.errors import GeometryError
-from draftmark.geometry import AttentionShape, RowFormat
+from draftmark.geometry import PLAIN_ROWS, AttentionShape
 from draftmark.geometry.checks import is_number
 
 from .config_fields import field_of, integer_of
@@ -24,7 +24,7 @@ def latent_shape(
     dtype: str = "bfloat16",
     kv_dtype: str | None = None,
     dense: bool = False,
-    row_format: RowFormat = RowFormat.PLAIN,
+    row_format: str = PLAIN_ROWS,
 ) -> AttentionShape:
     """Return the attention shape of a model's absorbed latent layers, on one of `ranks` tensor-parallel ranks.
 
@@ -42,7 +42,7 @@ def latent_shape(
         ranks: tensor-parallel ranks; the query heads are divided among them, and each rank stores the whole row.
         page_size: tokens of a KV page.
         dtype: torch dtype name of queries and outputs.
-        kv_dtype: torch dtype name of the cache; None means `dtype`, and float8_e4m3fn with `RowFormat.FP8_DS_MLA`.
+        kv_dtype: torch dtype name of the cache; None means `dtype`, and float8_e4m3fn with `FP8_DS_MLA`.
         dense: give the shape of a layer that attends to all keys, although the model has layers with chosen keys or
             sliding windows. It is exact while no request exceeds index_topk tokens or the window.
         row_format: format of the stored rows.
@@ -61,7 +61,7 @@ def latent_shape(
         raise GeometryError("ranks", ranks, limit, "use a divisor of the heads")
     scale = (plain + rotated) ** -0.5
     if kv_dtype is None:
-        kv_dtype = dtype if row_format is RowFormat.PLAIN else "float8_e4m3fn"
+        kv_dtype = dtype if row_format == PLAIN_ROWS else "float8_e4m3fn"
     return AttentionShape(
         num_qo_heads=heads // ranks,
         num_kv_heads=1,

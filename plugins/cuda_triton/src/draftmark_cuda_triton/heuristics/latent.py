@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from draftmark import DTYPE_BYTES, AttentionShape, DeviceProfile, RowFormat, ceil_div
+from draftmark import DTYPE_BYTES, PLAIN_ROWS, AttentionShape, DeviceProfile, ceil_div
 
 from ..support import TMA_PAGE_MULTIPLE
 from ..switches import KERNELS, uses_generic_kernels
@@ -77,7 +77,7 @@ def reasons_against_sm90(shape: AttentionShape, device: DeviceProfile) -> list[s
         reasons.append(f"they need values of {values} and a rest of {rests} elements, not {shape.value_width} + {rest}")
     if DTYPE_BYTES[shape.q_dtype] != 2 or shape.kv_dtype not in (shape.q_dtype, E4M3):
         reasons.append(f"they need 16-bit q and rows of q's dtype or e4m3, not {shape.q_dtype} and {shape.kv_dtype}")
-    if shape.row_format is not RowFormat.PLAIN:
+    if shape.row_format != PLAIN_ROWS:
         reasons.append(f"they read plain rows, not {shape.row_format}")
     if shape.page_size % TMA_PAGE_MULTIPLE:
         reasons.append(f"latent rows need pages of a multiple of {TMA_PAGE_MULTIPLE} tokens, not {shape.page_size}")

@@ -1,4 +1,4 @@
-"""Tiles of latent rows of 656 bytes (`RowFormat.FP8_DS_MLA`): each 128 e4m3 numbers of a value have a scale.
+"""Tiles of latent rows of 656 bytes (`FP8_DS_MLA`): each 128 e4m3 numbers of a value have a scale.
 
     byte 0      128      256      384      512           528                656
          | e_0    | e_1    | e_2    | e_3    | s_0 … s_3   | rest, bf16       |

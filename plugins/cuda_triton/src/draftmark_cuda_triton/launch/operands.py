@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from draftmark import Geometry, Mode, RowFormat
+from draftmark import FP8_DS_MLA, Geometry, Mode
 
 from ..heuristics.common import next_power_of_two
 
@@ -102,7 +102,7 @@ class AttentionParams:
         max_q_len: rows of the longest request in any mode except EXTEND. The combine's blocks follow it, not a batch.
         value_dim: elements of a value and of an output row; 0 for head_dim.
         latent: a token has one row, its key, and the value is the row's first value_dim elements.
-        fp8_ds_mla: latent rows have 656 bytes, with a scale for each 128 e4m3 numbers (`RowFormat.FP8_DS_MLA`).
+        fp8_ds_mla: latent rows have 656 bytes, with a scale for each 128 e4m3 numbers (`FP8_DS_MLA`).
     """
 
     num_kv_heads: int
@@ -140,7 +140,7 @@ class AttentionParams:
             max_q_len=max(q_lens, default=1),
             value_dim=a.value_width,
             latent=a.latent,
-            fp8_ds_mla=a.row_format is RowFormat.FP8_DS_MLA,
+            fp8_ds_mla=a.row_format == FP8_DS_MLA,
         )
 
     def merge_heads(self, kv_heads_per_tile: int) -> AttentionParams:

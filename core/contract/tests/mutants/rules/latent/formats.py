@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from draftmark import RowFormat
+from draftmark import PLAIN_ROWS
 from draftmark.runtime import KVCache
 from draftmark_contract.profiles import Profile
 
@@ -74,7 +74,7 @@ class UnclearedScales(Flash):
 
     def gathered(self, cache: KVCache, table: Tensor, end: Tensor) -> Tensor:
         found = super().gathered(cache, table, end)
-        if self.shape.row_format is RowFormat.PLAIN:
+        if self.shape.row_format == PLAIN_ROWS:
             return found
         rows = torch.cat([part[table].flatten(0, 1) for part in self.parts(cache)], -1)
         found[:, : self.value_dim] += 0.0 * self.block_scales(rows).repeat_interleave(128, -1)

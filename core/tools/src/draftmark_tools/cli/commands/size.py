@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from draftmark.buffers import BufferSpec
-from draftmark.geometry import AttentionShape, Geometry, RowFormat
+from draftmark.geometry import PLAIN_ROWS, AttentionShape, Geometry
 
 from ..errors import SUCCESS, ArgumentError
 from ..geometry_arguments import add_geometry_arguments, geometry_of
@@ -148,7 +148,7 @@ def _scale(a: AttentionShape) -> str:
 
 def _keys(a: AttentionShape) -> str:
     if a.latent:
-        stored = f" in {a.row_width} bytes ({a.row_format})" if a.row_format is not RowFormat.PLAIN else ""
+        stored = f" in {a.row_width} bytes ({a.row_format})" if a.row_format != PLAIN_ROWS else ""
         return f"latent rows of {a.head_dim}{stored}, values of {a.value_width}"
     narrow = f", values of {a.value_width}" if a.value_width != a.head_dim else ""
     return f"{a.num_kv_heads} KV heads × {a.head_dim}{narrow}"
