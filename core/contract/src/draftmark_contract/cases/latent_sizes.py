@@ -12,7 +12,7 @@ from draftmark.geometry import LAYOUT_FORMS, AttentionShape, Form, Mode
 from ..check import Case
 from ..production_sizes import KEYS, REQUESTS
 from .drawn import Sizes
-from .features import FULL_KEYS, FULL_REQUESTS
+from .features import FULL_KEYS, FULL_REQUESTS, PROMPT
 from .latent import HALF, PARTS, SINCE, rows_of
 from .space import covering
 
@@ -61,15 +61,18 @@ def crowds() -> list[Case]:
         found.append(_drawn("shapes", Sizes(rows_of(*SHAPES[mode]), mode, REQUESTS, KEYS + 9)))
         parts = rows_of(4, 16) if mode is Mode.DECODE else rows_of(4, 128, 160, 128)
         found.append(_drawn("parts", Sizes(parts, mode, REQUESTS, KEYS, forms=PARTS)))
-    return found
+    # A prompt of many rows, in a prefill of few requests.
+    found.append(_drawn("prompt", Sizes(rows_of(8, 64), Mode.EXTEND, 2, PROMPT // 2, prompt=PROMPT // 2)))
+    return [*found, _drawn("prompt", Sizes(rows_of(2, 16, 160, 128), Mode.EXTEND, 2, PROMPT, prompt=PROMPT))]
 
 
 def narrow_crowds() -> list[Case]:
     """Return a crowd with over 2,048 keys in every mode for values that are narrower than keys."""
-    return [
+    found = [
         _drawn("narrow", Sizes(_narrow(number, NARROW[number]), mode, REQUESTS, KEYS + 33))
         for number, mode in enumerate(Mode)
     ]
+    return [*found, _drawn("prompt", Sizes(_narrow(0, (2, 1)), Mode.EXTEND, 2, PROMPT, prompt=PROMPT))]
 
 
 def together() -> list[Case]:

@@ -183,14 +183,20 @@ class GrownWorkspace(Planned):
 def _short_prompts(backend: Any) -> None:
     """Compute 640 rows of a prompt, the most that one launch has tiles for."""
 
-    def attend(original: Any, q: Any, cache: Any, batch: ForwardBatch, out: torch.Tensor) -> None:
-        original(q, cache, batch, out)
-        first = 0
-        for rows in batch.q_lens if batch.mode is Mode.EXTEND else ():
-            out[first + 640 : first + rows] = 0
-            first += rows
+    after(backend, "attend", lambda q, cache, batch, out, *lse: _clear_rows(batch, out, 640))
 
-    around(backend, "attend", attend)
+
+def _short_latent_prompts(backend: Any) -> None:
+    """Compute 512 rows of a prompt over latent rows."""
+    if backend.geometry.attention.latent:
+        after(backend, "attend", lambda q, cache, batch, out, *lse: _clear_rows(batch, out, 512))
+
+
+def _clear_rows(batch: ForwardBatch, out: torch.Tensor, most: int) -> None:
+    first = 0
+    for rows in batch.q_lens if batch.mode is Mode.EXTEND else ():
+        out[first + most : first + rows] = 0
+        first += rows
 
 
 class ShortPrompts(TutorialParts):
@@ -219,6 +225,8 @@ def _modules_up_to_512(backend: Any) -> None:
 MUTANTS = (
     Mutant("F18", "Leaves rows of a prompt after the 640th without an output", "launches with a fixed number of tiles",
            patch=_short_prompts),
+    Mutant("F21", "Leaves rows of a prompt over latent rows after the 512th without an output", "a number of tiles",
+           patch=_short_latent_prompts, layouts=REFERENCE, absent="only reference serves latent rows"),
     with_parts("F19", "Repeats output rows of a prompt after the 1,024th", ShortPrompts),
     Mutant("F20", "Loses half of the output of several MTP modules after 512 committed tokens", "a mask of front rows",
            patch=_modules_up_to_512),
@@ -275,6 +283,7 @@ MUTANTS = (
 KILLER = {
     **dict.fromkeys(("F18", "F19"), "production.a_prompt_is_right"),
     "F20": "production.several_modules_are_right",
+    "F21": "latent.a_crowd_is_right",
     **dict.fromkeys(("F03", "S18", "T08"), "production.many_rows_are_right"),
     **dict.fromkeys(
         ("F11", "F12", "F13", "F14", "F15", "F16", "F17", "OK6", "R19", "R22", "S05", "S08"),
