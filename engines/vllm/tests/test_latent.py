@@ -18,7 +18,7 @@ from draftmark import AttentionShape, DeviceProfile, Form, load
 from draftmark_engines import EngineError, EngineLimits
 from draftmark_vllm.backend import DraftmarkBackend
 from draftmark_vllm.bound_backends import BoundBackends, Geometries
-from draftmark_vllm.latent.backend import DraftmarkMLABackend
+from draftmark_vllm.latent.backend import DraftmarkMLABackend, _refused_for_latent
 from draftmark_vllm.latent.builder import DraftmarkMLABuilder
 from draftmark_vllm.latent.impl import DraftmarkMLAImpl
 from draftmark_vllm.limits import latent_layer_shape
@@ -222,3 +222,11 @@ def test_custom_names_a_class_for_each_kind_of_layer(monkeypatch: pytest.MonkeyP
     DraftmarkBackend.validate_configuration(use_mla=True)
     assert DraftmarkBackend.validate_configuration(use_mla=False) == []
     assert DraftmarkBackend.full_cls_name() == own
+
+
+@pytest.mark.parametrize("dtype", ["fp8", "fp8_e4m3", "fp8_ds_mla"])
+def test_fp8_rows_reach_the_adapters_refusal(dtype: str) -> None:
+    """The predicate of vLLM passes fp8 rows and rows of 656 bytes, so that the adapter refuses them with a remedy."""
+    assert DraftmarkMLABackend.supports_kv_cache_dtype(dtype)
+    assert "leave --kv-cache-dtype out" in (_refused_for_latent(None, dtype) or "")
+    assert DraftmarkBackend.supports_kv_cache_dtype(dtype) is (dtype != "fp8_ds_mla")

@@ -14,12 +14,12 @@ class CustomBackend:
     Attributes:
         supported_dtypes: query dtypes that the adapter can pass to a backend. `supports_combination` then checks the
             chosen backend.
-        supported_kv_cache_dtypes: KV dtypes that pass vLLM's own check. They include fp8 and fp8_ds_mla (rows
-            of 656 bytes) for MLA layers, so that `supports_combination` can refuse them in a sentence with a remedy.
+        supported_kv_cache_dtypes: KV dtypes that pass vLLM's own check. They include fp8 for MLA layers, so that
+            `supports_combination` can refuse it in a sentence with a remedy.
     """
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
-    supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_ds_mla"]
+    supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16", "fp8", "fp8_e4m3"]
 
     @staticmethod
     def get_name() -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from vllm.model_executor.layers.attention.mla_attention import MLACommonBackend
@@ -19,7 +19,13 @@ class DraftmarkMLABackend(CustomBackend, MLACommonBackend):  # type: ignore[misc
     """vLLM's backend CUSTOM for MLA layers. It refuses unsupported models.
 
     The base class gives the row widths (320, 512 and 576 elements), because vLLM's metadata refuses all others.
+
+    Attributes:
+        supported_kv_cache_dtypes: KV dtypes that pass vLLM's own check. They include fp8_ds_mla (rows of 656 bytes), so
+            that `supports_combination` can refuse it in a sentence with a remedy.
     """
+
+    supported_kv_cache_dtypes: ClassVar[list[Any]] = [*CustomBackend.supported_kv_cache_dtypes, "fp8_ds_mla"]
 
     @staticmethod
     def get_impl_cls() -> Any:
