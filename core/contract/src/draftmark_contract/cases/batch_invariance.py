@@ -35,7 +35,7 @@ MOST_ROWS = 200
 """Most verify rows of a full batch."""
 PROBES = 3
 """Requests that are compared in each draw."""
-BATCHES = 4
+BATCHES = 3
 """Batches of each draw that contain some of these requests."""
 DTYPES = (*(("float32",) * 2, ("bfloat16",) * 2, ("float16",) * 2), ("bfloat16", "float8_e4m3fn"))
 FEATURES: tuple[dict[str, Any], ...] = (

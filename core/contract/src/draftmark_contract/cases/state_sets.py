@@ -90,7 +90,7 @@ def paths() -> list[Case]:
             if rows > MANY and name not in LARGE:
                 continue
             limits = replace(_limits(rows), max_num_reqs=10, capture_batch_sizes=(1, 12))
-            geometry = geometry_of(name, draft_of(rows, tree), limits)
+            geometry = geometry_of(name, draft_of(rows, tree), limits, layers=1 if rows >= MANY else LAYER_COUNT)
             label = f"{'tree' if tree else 'chain'}{rows}"
             found.append(case_of(name, _paths(geometry, tree), geometry, label))
     return found
@@ -99,7 +99,7 @@ def paths() -> list[Case]:
 def _paths(geometry: StateGeometry, tree: bool) -> list[ForwardCase]:
     rows = geometry.draft.num_draft_tokens
     every, made = [NO_PARENT, *range(rows)], []
-    kinds = ("chain",) if not tree else KINDS[:3] if rows < MANY else ("random",)
+    kinds = ("chain",) if not tree else ("random", "deep") if rows < MANY else ("random",)
     for number, kind in enumerate(kinds):
         groups = [every[first : first + 9] for first in range(0, len(every), 9)]
         for turn, leaves in enumerate(groups if rows <= MANY else LAST_OF_MANY):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..backend_under_test import BackendUnderTest
     from ..harness.state_harness import StateHarness
 
-LENGTH = 22
+LENGTH = 18
 """Draws of one sequence."""
 Value = tuple[StateGeometry, int]
 
