@@ -21,8 +21,8 @@ E4M3 = "float8_e4m3fn"
 SMEM_BYTES = 227 << 10
 """Shared memory of a CTA."""
 MAX_SPILLS = 120
-"""Most accesses to local memory in loops with products: 17 with the assembler of Triton 3.6, 109 with 3.9's, for windows
-over trees with q in registers."""
+"""Most accesses to local memory in loops with products: 17 with the assembler of Triton 3.6, 109 with 3.9's. They
+occur for windows over trees with q in registers."""
 
 
 def latent(heads=16, value=512, rest=64, page=64, dtype="bfloat16", kv_dtype="", **fields) -> AttentionShape:
