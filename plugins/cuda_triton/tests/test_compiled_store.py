@@ -128,7 +128,7 @@ def test_key_follows_everything_that_changes_machine_code(quick_specs, monkeypat
         KernelSource.of(spec.source(), spec.target, options | {"num_warps": 8}).key,
     ]
     with monkeypatch.context() as inside:
-        inside.setattr(triton, "__version__", "3.6.0")
+        inside.setattr(triton, "__version__", "3.0.0")
         others.append(source_of(spec).key)
     with monkeypatch.context() as inside:
         inside.setenv("DISABLE_LLVM_OPT", "1")
@@ -185,6 +185,44 @@ def test_key_follows_the_functions_that_a_kernel_calls(tmp_path, monkeypatch):
         made = triton.compiler.ASTSource(function, {"out": "*fp32", "COUNT": "constexpr"}, {"COUNT": 32})
         keys.append(KernelSource.of(made, GPUTarget("cuda", 90, 32), {}).key)
     assert keys[0] == keys[2] != keys[1]
+
+
+INNER = """
+import triton
+from triton import language as tl
+FACTOR = tl.constexpr(2)
+@triton.jit
+def double(x):
+    return x * FACTOR
+"""
+OUTER = """
+import triton
+from triton import language as tl
+from {inner} import double
+FACTOR = tl.constexpr(3)
+@triton.jit
+def scale(out, COUNT: tl.constexpr):
+    at = out + tl.arange(0, COUNT)
+    tl.store(at, double(tl.load(at)) * FACTOR)
+"""
+
+
+def test_key_does_not_depend_on_where_modules_lie_in_memory(tmp_path, monkeypatch):
+    """Constants of one name in two modules give one key, whichever module was loaded first.
+
+    Triton 3.6 orders such constants by the addresses of their modules.
+    """
+    monkeypatch.syspath_prepend(str(tmp_path))
+    keys = set()
+    for number in range(8):
+        inner, outer = f"inner_module_{number}", f"outer_module_{number}"
+        (tmp_path / f"{inner}.py").write_text(INNER)
+        (tmp_path / f"{outer}.py").write_text(OUTER.format(inner=inner))
+        for name in (inner, outer)[number % 2 :]:
+            module = importlib.import_module(name)
+        made = triton.compiler.ASTSource(module.scale, {"out": "*fp32", "COUNT": "constexpr"}, {"COUNT": 32})
+        keys.add(KernelSource.of(made, GPUTarget("cuda", 90, 32), {}).key)
+    assert len(keys) == 1
 
 
 def test_kernel_that_cannot_be_compiled_is_reported(empty_store, quick_specs, caplog):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import triton
@@ -14,32 +17,52 @@ from triton._C.libtriton import get_cache_invalidating_env_vars
 from triton.backends import nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource, make_backend
+from triton.language.core import constexpr
 from triton.runtime.jit import DependenciesFinder
 
 from .assembler import ASSEMBLER
 
-FORMAT = 2
+FORMAT = 3
 """Version of the keys and of the files of an entry."""
 LINE_INFO = "TRITON_DISABLE_LINE_INFO"
 """Environment variable that changes debug sections only, so it is not part of a key."""
 
 
-def _hash_callees_first() -> None:
-    """Make the digest of a kernel's source independent of the functions that were hashed before it.
+class _Dependencies(DependenciesFinder):  # type: ignore[misc]  # Triton has no types
+    """Hashes a kernel's source with all functions that it calls, to the same digest in every process.
 
-    Triton 3.6 collects the constants of a called function before it computes them, so the digest has them only if the
-    function was hashed earlier. A second start then compiles kernels again that the first one stored.
+    Triton 3.6 orders constants of one name by the addresses of their modules. Also, it collects the constants of a
+    called function before it hashes that function, so the digest has them only if the function was hashed earlier.
     """
-    update = DependenciesFinder._update_hash
 
-    def update_after_callee(finder: DependenciesFinder, function: Any) -> None:
-        function.cache_key  # noqa: B018  # the property computes the digest and the constants
-        update(finder, function)
-
-    DependenciesFinder._update_hash = update_after_callee
+    def _update_hash(self, func: Any) -> None:
+        digest, constants = source_digest(func)
+        self.used_global_vals.update(constants)
+        self.hasher.update(f"{digest}{getattr(func, 'noinline', False)}".encode())
 
 
-_hash_callees_first()
+_DIGESTS: dict[int, tuple[str, dict[Any, Any]]] = {}
+"""Results of `source_digest` by `id`, because the hash of a function is Triton's digest."""
+
+
+def source_digest(function: Any) -> tuple[str, dict[Any, Any]]:
+    """Return the digest of a function and of all that it calls, and the global variables that they read.
+
+    Functions hashed earlier, by this process or another, do not change the digest.
+    """
+    function = getattr(function, "__func__", function)
+    found = _DIGESTS.get(id(function))
+    if found is None:
+        _DIGESTS[id(function)] = f"recursion: {function.__name__}", {}
+        nonlocals = inspect.getclosurevars(function.fn).nonlocals
+        finder = _Dependencies(function.__name__, function.__globals__, nonlocals, function.src)
+        finder.visit(function.parse())
+        used = ((name, value) for (name, _), (value, _) in finder.used_global_vals.items())
+        constants = sorted((name, repr(value)) for name, value in used if isinstance(value, constexpr))
+        text = f"{finder.ret} {function.starting_line_number} {constants}"
+        found = hashlib.sha256(text.encode()).hexdigest(), finder.used_global_vals
+        _DIGESTS[id(function)] = found
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,11 +147,12 @@ def key_parts(source: ASTSource, target: GPUTarget, options: Mapping[str, Any]) 
     Triton's own key also contains the digest of its libraries, which differ between Python versions. This one contains
     Triton's version instead, so that one wheel of machine code serves all of them.
     """
-    backend = make_backend(target)
+    backend, hashed = make_backend(target), copy.copy(source)
+    hashed.fn = SimpleNamespace(cache_key=source_digest(source.fn)[0])
     variables = {name: value for name, value in get_cache_invalidating_env_vars().items() if name != LINE_INFO}
     return {
         "Triton": triton.__version__,
-        "source": source.hash(),
+        "source": hashed.hash(),
         "assembler": f"{target.arch} {ASSEMBLER.version(target.arch)}",
         "options": backend.parse_options(dict(options)).hash(),
         "environment": repr(sorted(variables.items())),
