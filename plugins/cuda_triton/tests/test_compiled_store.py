@@ -212,6 +212,7 @@ def test_key_does_not_depend_on_where_modules_lie_in_memory(tmp_path, monkeypatc
 
     Triton 3.6 orders such constants by the addresses of their modules.
     """
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
     monkeypatch.syspath_prepend(str(tmp_path))
     keys = set()
     for number in range(8):
