@@ -33,7 +33,7 @@ class Fence(Protocol):
     """Mark in a device's stream, with the part of `torch.cuda.Event` that draftmark uses."""
 
     def record(self) -> None:
-        """Mark the current end of the current stream; replaces the previous mark."""
+        """Mark the current end of the device's current stream; replaces the previous mark."""
         ...
 
     def synchronize(self) -> None:
@@ -46,8 +46,21 @@ def fence(device: torch.device | str) -> Fence:
     device = present_device("a fence", device)
     if device.type == "cpu":
         return _HostFence()
-    made: Fence = torch.get_device_module(device).Event()
-    return made
+    return _DeviceFence(device)
+
+
+class _DeviceFence:
+    """Event on a device's own current stream. By default an event takes the stream of torch's current device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._module = device, torch.get_device_module(device)
+        self._event = self._module.Event()
+
+    def record(self) -> None:
+        self._event.record(self._module.current_stream(self._device))
+
+    def synchronize(self) -> None:
+        self._event.synchronize()
 
 
 class _HostFence:
