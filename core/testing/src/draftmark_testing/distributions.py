@@ -12,6 +12,10 @@ from draftmark_reference import ReferencePlugin
 
 globals().update(vars(hooks_of(ReferencePlugin())))
 
+def contract_notes():
+    from draftmark_reference import contract
+    return contract
+
 @hookimpl
 def draftmark_describe():
     return BackendInfo(**{info!r})
