@@ -62,7 +62,7 @@ def _tampered(
         "texts": [list(request.output_ids)[:max_new_tokens] for request in requests],
         "tampered": len(seen),
         "arenas": len(arenas),
-        "bytes": sum(arena.nbytes for arena in arenas),
+        "bytes": sum(spec.nbytes for arena in arenas for spec in arena.specs),
         "columns": geometry.max_pages_per_req,
     }
 
