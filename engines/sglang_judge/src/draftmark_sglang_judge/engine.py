@@ -74,7 +74,7 @@ LEFT_OUT = {
     ),
     "chosen": "no scene has lists of chosen keys yet",
     **dict.fromkeys(
-        ("latent", "latent_graphs", "latent_lse", "latent_sizing", "narrow_values"),
+        ("latent", "latent_formats", "latent_graphs", "latent_lse", "latent_sizing", "narrow_values"),
         "rules about plugins; the MLA targets judge latent rows by rules of outputs, stores and graphs",
     ),
 }

@@ -64,7 +64,7 @@ LEFT_OUT = {
     ),
     "chosen": "no case has lists of chosen keys yet",
     **dict.fromkeys(
-        ("latent", "latent_graphs", "latent_lse", "latent_sizing", "narrow_values"),
+        ("latent", "latent_formats", "latent_graphs", "latent_lse", "latent_sizing", "narrow_values"),
         "no case has a layer with latent rows or narrow values yet",
     ),
 }
