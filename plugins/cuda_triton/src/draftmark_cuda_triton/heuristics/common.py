@@ -41,6 +41,11 @@ class Kernel(Enum):
         """True for the kernels in `kernels_sm90`."""
         return self not in (Kernel.POINTERS, Kernel.BOXES)
 
+    @property
+    def is_latent(self) -> bool:
+        """True for the kernels in `kernels_sm90` for latent rows."""
+        return self in (Kernel.SM90_LATENT, Kernel.SM90_LATENT_RS)
+
 
 @dataclass(frozen=True)
 class KernelConfig:

@@ -55,10 +55,10 @@ def decode_config(shape: AttentionShape, device: DeviceProfile, rows: int, num_r
     """Return the configuration of a decode or verify batch: a Hopper kernel's where one serves the shape."""
     if reasons_against_sm90(shape, device):
         return latent_config(shape, device, rows)
-    return sm90_config(shape, rs_pays(shape, device, rows, num_reqs))
+    return sm90_config(shape, rs_pays(device, rows, num_reqs))
 
 
-def rs_pays(shape: AttentionShape, device: DeviceProfile, rows: int, num_reqs: int) -> bool:
+def rs_pays(device: DeviceProfile, rows: int, num_reqs: int) -> bool:
     """Return True if rows in q's dtype take `kernels_sm90.latent_rs`: if their row tiles nearly fill the SMs.
 
     Such batches have few partial results, and splits of many key tiles. With fewer row tiles, the time that each split

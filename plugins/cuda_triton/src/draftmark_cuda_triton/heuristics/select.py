@@ -148,7 +148,7 @@ def adapt_to_cache(
             limit, not memory, and TMA is faster than gathering.
         flat_q: TMA can load packed rows of q (`tma.has_flat_rows`); only for latent rows.
     """
-    if config.kernel in (Kernel.SM90_LATENT, Kernel.SM90_LATENT_RS):
+    if config.kernel.is_latent:
         if config.kernel is Kernel.SM90_LATENT_RS and not flat_q and shape.kv_dtype == shape.q_dtype:
             config = latent.sm90_config(shape)
         serves = tma_boxes and (flat_q or config.kernel is Kernel.SM90_LATENT)

@@ -54,8 +54,7 @@ def attend_decode_verify(
         tail = TREE
     attend = _attend_generic
     if config.kernel.is_sm90:
-        latents = {Kernel.SM90_LATENT: _attend_latent_sm90, Kernel.SM90_LATENT_RS: _attend_latent_rs_sm90}
-        attend = latents.get(config.kernel, _attend_sm90)
+        attend = _attend_latent_sm90 if config.kernel.is_latent else _attend_sm90
     attend(shape, config, extent, num_splits, t, partials, tail)
     if num_splits > 1 and not extent.whole_requests:
         rows = extent.q_len * shape.group
@@ -126,46 +125,29 @@ def _attend_latent_sm90(
 ) -> None:
     from .. import kernels_sm90
 
-    tiles = row_tiles(config, extent.q_len, shape.group)
-    width, box_keys = shape.value_width, tma.box_keys(shape.page_size, config)
-    value, rest_dim = t.k_source, shape.head_dim - width
-    value_boxes = tma.latent_descriptor(value, box_keys, width)
-    rest_boxes = tma.latent_descriptor(t.v_source, box_keys, rest_dim) if rest_dim > 0 else None
-    launch_kernel(
-        kernels_sm90.latent.attend_latent, (tiles, 1, num_splits), t.q, value_boxes, rest_boxes,
-        or_placeholder(t.sinks, t.q), t.out, or_placeholder(t.lse, partials.lse),
-        *_batch_arguments(shape, extent, t, partials, extent.uniform_q_len), value.shape[0], BOX_KEYS=box_keys,
-        VALUE_DIM=width, REST_DIM=rest_dim, TAIL_KIND=tail, STRIDE_ALIGN=_stride_align(t.q, t.out),
-        num_warps=config.num_warps, **_constants(shape, config, t, shape.pdl),
-    )  # fmt: skip
-
-
-def _attend_latent_rs_sm90(
-    shape: AttentionParams,
-    config: KernelConfig,
-    extent: BatchExtent,
-    num_splits: int,
-    t: Operands,
-    partials: PartialResults,
-    tail: int,
-) -> None:
-    from .. import kernels_sm90
-
-    tiles = row_tiles(config, extent.q_len, shape.group)
+    grid = (row_tiles(config, extent.q_len, shape.group), 1, num_splits)
     width, box_keys = shape.value_width, tma.box_keys(shape.page_size, config)
     rest_dim = shape.head_dim - width
-    q, value = tma.query_descriptor(t.q, width), tma.latent_descriptor(t.k_source, box_keys, width)
-    q_rest = value_rest = None
-    if rest_dim > 0:
-        q_rest = tma.query_descriptor(t.q, rest_dim)
-        value_rest = tma.latent_descriptor(t.v_source, box_keys, rest_dim)
+    value = tma.latent_descriptor(t.k_source, box_keys, width)
+    rest = tma.latent_descriptor(t.v_source, box_keys, rest_dim) if rest_dim > 0 else None
+    batch = (*_batch_arguments(shape, extent, t, partials, extent.uniform_q_len), t.k_source.shape[0])
+    constants = {
+        "BOX_KEYS": box_keys, "VALUE_DIM": width, "REST_DIM": rest_dim, "TAIL_KIND": tail,
+        "STRIDE_ALIGN": _stride_align(t.q, t.out), "num_warps": config.num_warps,
+        **_constants(shape, config, t, shape.pdl),
+    }  # fmt: skip
+    if config.kernel is Kernel.SM90_LATENT:
+        launch_kernel(
+            kernels_sm90.latent.attend_latent, grid, t.q, value, rest, or_placeholder(t.sinks, t.q), t.out,
+            or_placeholder(t.lse, partials.lse), *batch, **constants,
+        )  # fmt: skip
+        return
+    q_rest = tma.query_descriptor(t.q, rest_dim) if rest_dim > 0 else None
     launch_kernel(
-        kernels_sm90.latent_rs.attend_latent_rs, (tiles, 1, num_splits), t.out, q, q_rest, value, value_rest,
-        *(or_placeholder(one, partials.lse) for one in (t.k_scale, t.v_scale, t.sinks, t.lse)),
-        *_batch_arguments(shape, extent, t, partials, extent.uniform_q_len), t.k_source.shape[0], BOX_KEYS=box_keys,
-        VALUE_DIM=width, REST_DIM=rest_dim, REST_STAGES=latent.rs_rest_stages(width, config.num_fp8_stages),
-        RAW_CHUNKS=config.num_fp8_stages, SCALED=scaled(t.k_scale, t.v_scale), TAIL_KIND=tail,
-        STRIDE_ALIGN=_stride_align(t.q, t.out), num_warps=config.num_warps, **_constants(shape, config, t, shape.pdl),
+        kernels_sm90.latent_rs.attend_latent_rs, grid, t.out, tma.query_descriptor(t.q, width), q_rest, value, rest,
+        *(or_placeholder(one, partials.lse) for one in (t.k_scale, t.v_scale, t.sinks, t.lse)), *batch, **constants,
+        REST_STAGES=latent.rs_rest_stages(width, config.num_fp8_stages), RAW_CHUNKS=config.num_fp8_stages,
+        SCALED=scaled(t.k_scale, t.v_scale),
     )  # fmt: skip
 
 
@@ -276,8 +258,8 @@ def generic_constants(shape: AttentionParams, config: KernelConfig, t: Operands 
     """Return the constants and compiler options of the kernels in `kernels`: columns of a tile, scales and warps."""
     return {
         "HEAD_DIM": shape.head_dim, "BLOCK_D": shape.block_d, "VALUE_DIM": shape.value_width, "BLOCK_V": shape.block_v,
-        "LATENT": 2 if shape.fp8_ds_mla else shape.latent, "SCALED": scaled(t.k_scale, t.v_scale),
-        "num_warps": config.num_warps, "num_stages": config.num_stages,
+        "LATENT": kernels.latent.FP8_DS_MLA.value if shape.fp8_ds_mla else shape.latent,
+        "SCALED": scaled(t.k_scale, t.v_scale), "num_warps": config.num_warps, "num_stages": config.num_stages,
     }  # fmt: skip
 
 
