@@ -41,8 +41,8 @@ class _Dependencies(DependenciesFinder):  # type: ignore[misc]  # Triton has no 
         self.hasher.update(f"{digest}{getattr(func, 'noinline', False)}".encode())
 
 
-_DIGESTS: dict[int, tuple[str, dict[Any, Any]]] = {}
-"""Results of `source_digest` by `id`, because the hash of a function is Triton's digest."""
+_DIGESTS: dict[int, tuple[Any, str, dict[Any, Any]]] = {}
+"""Functions and their results of `source_digest`, by `id`, because the hash of a function is Triton's digest."""
 
 
 def source_digest(function: Any) -> tuple[str, dict[Any, Any]]:
@@ -51,18 +51,16 @@ def source_digest(function: Any) -> tuple[str, dict[Any, Any]]:
     Functions hashed earlier, by this process or another, do not change the digest.
     """
     function = getattr(function, "__func__", function)
-    found = _DIGESTS.get(id(function))
-    if found is None:
-        _DIGESTS[id(function)] = f"recursion: {function.__name__}", {}
+    if id(function) not in _DIGESTS:
+        _DIGESTS[id(function)] = function, f"recursion: {function.__name__}", {}
         nonlocals = inspect.getclosurevars(function.fn).nonlocals
         finder = _Dependencies(function.__name__, function.__globals__, nonlocals, function.src)
         finder.visit(function.parse())
         used = ((name, value) for (name, _), (value, _) in finder.used_global_vals.items())
         constants = sorted((name, repr(value)) for name, value in used if isinstance(value, constexpr))
         text = f"{finder.ret} {function.starting_line_number} {constants}"
-        found = hashlib.sha256(text.encode()).hexdigest(), finder.used_global_vals
-        _DIGESTS[id(function)] = found
-    return found
+        _DIGESTS[id(function)] = function, hashlib.sha256(text.encode()).hexdigest(), finder.used_global_vals
+    return _DIGESTS[id(function)][1:]
 
 
 @dataclass(frozen=True, eq=False)
