@@ -1,4 +1,4 @@
-"""Tests of the check that a target and a draft model share what both need."""
+"""Tests of the check that a target and its draft model have equal draft shapes, limits and page sizes."""
 
 from __future__ import annotations
 

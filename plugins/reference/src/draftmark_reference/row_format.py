@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import torch
 
-SCALE_BLOCK = 128
-"""Numbers that share a scale."""
+from draftmark.geometry.shapes import SCALE_BLOCK
 
 
 def bytes_at(rows: torch.Tensor, *index: torch.Tensor) -> torch.Tensor:

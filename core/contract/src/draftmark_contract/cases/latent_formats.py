@@ -28,7 +28,7 @@ from .latent import LIMITS, MODES, SINCE, forwards_of, geometry_of, rows_of
 
 FP8: dict[str, Any] = {"kv_dtype": "float8_e4m3fn", "row_format": FP8_DS_MLA}
 STORED = (Form.ENGINE_STORES,)
-"""Form of every layer: only the engine writes such rows."""
+"""Form of every layer: only the engine writes rows of 656 bytes."""
 ATTENTIONS = {
     "h16-page64": (rows_of(16, 64, **FP8), STORED),
     "h5-page1": (rows_of(5, 1, **FP8), STORED),
@@ -129,7 +129,7 @@ def full_size() -> list[Case]:
 
 
 def claims() -> list[Case]:
-    """Return a small geometry with such rows, and one with chosen keys too."""
+    """Return a small geometry with rows of 656 bytes, and one with chosen keys too."""
     limits, modes = Limits(3, 300, 40, (4,)), (Mode.EXTEND, Mode.DECODE)
     layers = {"rows": ATTENTIONS["h16-page64"], "lists": LISTED["w48-h16-page64"]}
     return [
