@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import torch
 
-from draftmark.geometry.shapes import SCALE_BLOCK
+SCALE_BLOCK = 128
+"""Numbers that share a scale."""
 
 
 def bytes_at(rows: torch.Tensor, *index: torch.Tensor) -> torch.Tensor:
