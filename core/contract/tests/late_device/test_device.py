@@ -12,8 +12,8 @@ import torch
 from draftmark.arena import Arena
 from draftmark.buffers import BufferSpec
 from draftmark.errors import GraphError
-from draftmark.graphs import late_device, mark_pinned, record_call
-from draftmark.graphs.active import LATE
+from draftmark.graphs import mark_pinned, record_call
+from draftmark.graphs.active import LATE, late_device
 from draftmark.transfer import fence
 from draftmark_contract.late_device import LateDevice
 from draftmark_reference.graphs import RecordedGraph, mark_host

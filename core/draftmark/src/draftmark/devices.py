@@ -134,7 +134,7 @@ def synchronize(device: torch.device | str) -> None:
     """Wait until all work enqueued on `device`, on any stream, is done. Returns at once on an ordinary CPU."""
     import torch
 
-    from .graphs import late_device
+    from .graphs.active import late_device
 
     device, late = torch.device(device), late_device()
     if late is not None and device.type == "cpu":

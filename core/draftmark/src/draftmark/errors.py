@@ -24,6 +24,24 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
+__all__ = [
+    "BackendError",
+    "BackendHookError",
+    "BackendLoadError",
+    "BackendRefusal",
+    "BatchError",
+    "BufferError",
+    "CaptureError",
+    "DraftmarkError",
+    "GeometryError",
+    "GraphError",
+    "GuardError",
+    "LengthsError",
+    "LoadFailure",
+    "ModelError",
+    "RequestError",
+]
+
 
 class DraftmarkError(Exception):
     """Base class of every error that draftmark raises on purpose. Instances can be pickled between processes."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .errors import DraftmarkError
-from .graphs import is_recording, late_device
+from .graphs.active import is_recording, late_device
 
 GUARD_VARIABLE = "DRAFTMARK_GUARD"
 CHECKS = "draftmark_tools.guard"

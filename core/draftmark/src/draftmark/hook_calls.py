@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .backend_info import BackendInfo
 from .buffers import BufferSpec, validate_specs
 from .errors import BackendHookError, BackendLoadError, BufferError, DraftmarkError, GeometryError, LoadFailure
-from .geometry import Form, Geometry, Mode, Recurrence, StateGeometry
+from .geometry import BatchGeometry, Form, Geometry, Mode, Recurrence, StateGeometry
 from .hookspecs import PREFIX, STATE_HOOKS
 from .registration import one_line, register
+
+if TYPE_CHECKING:
+    import torch
 
 INFO_KINDS: dict[str, tuple[type | tuple[type], str]] = {
     "str": (str, "a string"),
@@ -38,12 +42,8 @@ class HookCalls:
         self._hooks = register(name, plugin)
         self.info: BackendInfo = self._call("describe", BackendInfo)
         if self.info.name != name:
-            raise BackendLoadError(
-                name,
-                LoadFailure.WRONG_RETURN,
-                f"describe() returned the name {self.info.name!r}",
-                "make BackendInfo.name equal to the entry point's name",
-            )
+            what = f"returned the name {self.info.name!r}"
+            raise self._failed("describe", LoadFailure.WRONG_RETURN, what, f"set BackendInfo.name to {name!r}")
         for field in fields(BackendInfo):
             value, (kind, words) = getattr(self.info, field.name), INFO_KINDS[str(field.type)]
             if not _is_of(value, kind):
@@ -53,6 +53,25 @@ class HookCalls:
         """Return the plugin's own function for a hook, e.g. ``"buffers"``, without checks of its return value."""
         function: Callable[..., Any] = getattr(self._hooks, PREFIX + hook).get_hookimpls()[0].function
         return function
+
+    def missing_runtime(self) -> list[str]:
+        """Return the names in `BackendInfo.runtime` that are not installed. Imports nothing."""
+        return [name for name in self.info.runtime if importlib.util.find_spec(name.partition(".")[0]) is None]
+
+    def require_packages(self) -> None:
+        """Raise `BackendLoadError` unless the vendor packages are installed."""
+        missing = ", ".join(self.missing_runtime())
+        if missing:
+            remedy = self.info.install or f"install {missing}"
+            raise BackendLoadError(self.name, LoadFailure.RUNTIME_ABSENT, f"{missing} is not installed", remedy)
+
+    def require_runtime(self, device: torch.device | str) -> None:
+        """Raise `BackendLoadError` unless the vendor packages are installed and `device` is present."""
+        self.require_packages()
+        from .devices import import_device_type, require_device
+
+        import_device_type(self.name, self.info)
+        require_device(self.name, self.info, device)
 
     def _call(self, hook: str, returns: type, **arguments: Any) -> Any:
         result = self._offer(hook, **arguments)
@@ -79,7 +98,31 @@ class HookCalls:
             remedy = "report it to the plugin's authors" + (" with this geometry" if "geometry" in arguments else "")
             raise self._failed(hook, LoadFailure.HOOK_RAISED, f"raised {one_line(error)}", remedy) from error
 
-    def _specs(self, hook: str, geometry: Geometry | StateGeometry) -> list[BufferSpec]:
+    def _reasons(self, hook: str, geometry: BatchGeometry, optional: bool = False) -> list[str]:
+        """Return the hook's own reasons against `geometry`; none if the hook is optional and absent."""
+        found = self._offer(hook, geometry=geometry)
+        reasons: list[str] = [] if optional and found is None else found
+        if not isinstance(reasons, list) or not all(isinstance(reason, str) and reason for reason in reasons):
+            raise self._wrong_return(hook, "a list of sentences (non-empty str)", reasons)
+        return reasons
+
+    def _unserved_modes(self, geometry: BatchGeometry) -> list[str]:
+        """Return one reason for each mode of `geometry` that `BackendInfo` does not declare."""
+        modes = [mode for mode in geometry.modes if mode not in self.info.modes]
+        return [f"mode {mode.value} is not served: it is not in BackendInfo.modes" for mode in modes]
+
+    def _opened(self, hook: str, geometry: BatchGeometry, arena: object, protocol: type) -> Any:
+        """Return the object with the methods of `protocol` that a hook binds to an arena."""
+        from .arena import Arena
+
+        if not isinstance(arena, Arena):
+            raise BufferError(f"arena is {arena!r}, but it must be an Arena; pass the result of allocate")
+        backend = self._call(hook, object, geometry=geometry, arena=arena)
+        if not isinstance(backend, protocol):
+            raise self._wrong_return(hook, f"an object with the methods of {protocol.__name__}", backend)
+        return backend
+
+    def _specs(self, hook: str, geometry: BatchGeometry) -> list[BufferSpec]:
         """Return the validated buffers of a hook."""
         specs: list[BufferSpec] = self._call(hook, list, geometry=geometry)
         try:

@@ -7,13 +7,12 @@ This module does not import torch. `info`, `supports`, `requirements` and `buffe
 from __future__ import annotations
 
 import importlib.metadata as md
-import importlib.util
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from .buffers import BufferSpec
-from .errors import BackendLoadError, BackendRefusal, BufferError, LoadFailure
+from .errors import BackendRefusal
 from .geometry import Geometry, StateGeometry
 from .kernels import BatchSize, KernelChoice, Progress, WarmedKernels, prepares_kernels
 from .loaded_state import StateHooks
@@ -32,15 +31,10 @@ logger = logging.getLogger(__package__)
 
 
 class LoadedBackend(StateHooks):
-    """A backend plugin with its hooks as plain methods. Each instance has its own pluggy plugin manager.
+    """A backend plugin with its hooks as plain methods; `HookCalls` has the attributes name, plugin and info.
 
     Every method that calls a hook raises `BackendHookError` when the hook raises or returns a wrong type. Only a
     `DraftmarkError` that the hook raises reaches the caller unchanged.
-
-    Attributes:
-        name: name of the entry point.
-        plugin: object that the entry point names: a `BackendPlugin`, a module or another object with hooks.
-        info: the backend's name, device and capabilities.
     """
 
     @classmethod
@@ -63,18 +57,15 @@ class LoadedBackend(StateHooks):
         unclaimed = self._unclaimed_rows(geometry) if isinstance(geometry, Geometry) else []  # else the call refuses it
         if unclaimed:
             return unclaimed + self._undeclared(geometry)
-        reasons: list[str] = self._call("supports", list, geometry=geometry)
-        if not all(isinstance(reason, str) and reason for reason in reasons):
-            raise self._wrong_return("supports", "sentences (non-empty str)", reasons)
+        reasons = self._reasons("supports", geometry)
         return self._undeclared(geometry) + reasons
 
     def _undeclared(self, geometry: Geometry) -> list[str]:
         """Return one reason for each mode, form and feature of `geometry` that `BackendInfo` does not declare."""
-        modes = [mode for mode in geometry.modes if mode not in self.info.modes]
         sinks = geometry.attention.sinks and not self.info.sinks
         invariance = geometry.limits.batch_invariant and not self.info.batch_invariant
         return [
-            *(f"mode {mode.value} is not served: it is not in BackendInfo.modes" for mode in modes),
+            *self._unserved_modes(geometry),
             *self._unclaimed_forms(geometry),
             *(["attention sinks are not served: BackendInfo.sinks is False"] if sinks else []),
             *(["batch invariance is not served: BackendInfo.batch_invariant is False"] if invariance else []),
@@ -94,9 +85,7 @@ class LoadedBackend(StateHooks):
             return ["latent attention is not served: BackendInfo.latent is False"]
         if a.row_format not in self.info.row_formats:
             return [f"row format {a.row_format} is not served: it is not in BackendInfo.row_formats"]
-        if a.latent:
-            return []
-        if a.value_width == a.head_dim or self.info.narrow_values:
+        if a.latent or a.value_width == a.head_dim or self.info.narrow_values:
             return []
         widths = f"values of {a.value_width} elements with keys of {a.head_dim}"
         return [f"{widths} are not served: BackendInfo.narrow_values is False"]
@@ -162,27 +151,6 @@ class LoadedBackend(StateHooks):
 
     # -- device -------------------------------------------------------------------------------------------
 
-    def missing_runtime(self) -> list[str]:
-        """Return the names in `BackendInfo.runtime` that are not installed. Imports nothing."""
-        return [name for name in self.info.runtime if importlib.util.find_spec(name.partition(".")[0]) is None]
-
-    def require_packages(self) -> None:
-        """Raise `BackendLoadError` unless the vendor packages are installed."""
-        missing = self.missing_runtime()
-        if missing:
-            remedy = self.info.install or f"install {', '.join(missing)}"
-            raise BackendLoadError(
-                self.name, LoadFailure.RUNTIME_ABSENT, f"{', '.join(missing)} is not installed", remedy
-            )
-
-    def require_runtime(self, device: torch.device | str) -> None:
-        """Raise `BackendLoadError` unless the vendor packages are installed and `device` is present."""
-        self.require_packages()
-        from .devices import import_device_type, require_device
-
-        import_device_type(self.name, self.info)
-        require_device(self.name, self.info, device)
-
     def allocate(self, geometry: Geometry, device: torch.device | str, *, guard: bool | None = None) -> Arena:
         """Allocate the buffers of `geometry` on `device`; the caller owns the arena and keeps it alive.
 
@@ -212,18 +180,13 @@ class LoadedBackend(StateHooks):
             BackendRefusal: `BackendInfo` does not claim the forms, latent rows, row format, chosen keys or narrow
                 values of the geometry.
         """
-        from .arena import Arena
         from .backend import AttentionBackend
 
-        if not isinstance(arena, Arena):
-            raise BufferError(f"arena is {arena!r}, but it must be an Arena; pass the result of allocate")
         if isinstance(geometry, Geometry):  # else the hook's call refuses it
             unclaimed = self._unclaimed_rows(geometry) or self._unclaimed_forms(geometry)[:1]
             if unclaimed:
                 raise BackendRefusal(self.name, unclaimed)
-        backend: Any = self._call("open_backend", object, geometry=geometry, arena=arena)
-        if not isinstance(backend, AttentionBackend):
-            raise self._wrong_return("open_backend", "an AttentionBackend (plan, write_metadata, …)", backend)
+        backend = self._opened("open_backend", geometry, arena, AttentionBackend)
         is_checked, a = arena.guarded if checked is None else checked, geometry.attention
         logger.info(
             "backend %s serves %s/%s heads of %s on %s, modes %s%s",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .buffers import BufferSpec
-from .errors import BackendRefusal, BufferError
+from .errors import BackendRefusal
 from .geometry import StateGeometry
 from .hook_calls import HookCalls
 
@@ -26,16 +26,12 @@ class StateHooks(HookCalls):
         come after that one.
         """
         recurrence = geometry.state.recurrence if isinstance(geometry, StateGeometry) else None
-        listed = recurrence is None or recurrence in self.info.recurrences
-        found = self._offer("state_supports", geometry=geometry)
-        reasons: list[str] = [] if found is None and not listed else found
-        if not isinstance(reasons, list) or not all(isinstance(reason, str) and reason for reason in reasons):
-            raise self._wrong_return("state_supports", "sentences (non-empty str)", reasons)
-        if recurrence is not None and not listed:
+        lacks = recurrence is not None and recurrence not in self.info.recurrences
+        reasons = self._reasons("state_supports", geometry, optional=lacks)
+        if recurrence is not None and lacks:
             lacking = f"recurrence {recurrence.value} is not served: it is not in BackendInfo.recurrences"
             return [f"{lacking}; use a backend that lists it, such as reference", *reasons]
-        modes = [mode for mode in geometry.modes if mode not in self.info.modes]
-        return [*(f"mode {mode.value} is not served: it is not in BackendInfo.modes" for mode in modes), *reasons]
+        return self._unserved_modes(geometry) + reasons
 
     def require_state(self, geometry: StateGeometry) -> None:
         """Raise `BackendRefusal` with the backend's reasons unless it serves `geometry`."""
@@ -61,21 +57,15 @@ class StateHooks(HookCalls):
         """Return the object that the step loop calls for state layers, bound to an arena of `allocate_state`.
 
         Args:
-            checked: check each call's order, shapes and contents; this reads the device in eager steps. None checks
-                if the arena has guard words.
+            checked: as in `LoadedBackend.bind`.
 
         Raises:
             BackendRefusal: `BackendInfo.recurrences` does not list the layer's recurrence.
         """
-        from .arena import Arena
         from .state import StateBackend
 
-        if not isinstance(arena, Arena):
-            raise BufferError(f"arena is {arena!r}, but it must be an Arena; pass the result of allocate_state")
         self.require_state(geometry)
-        backend: Any = self._call("open_state", object, geometry=geometry, arena=arena)
-        if not isinstance(backend, StateBackend):
-            raise self._wrong_return("open_state", "a StateBackend (plan, write_metadata, …)", backend)
+        backend: StateBackend = self._opened("open_state", geometry, arena, StateBackend)
         if not (arena.guarded if checked is None else checked):
             return backend
         from .guard import guard_checks
@@ -93,8 +83,3 @@ class StateHooks(HookCalls):
     ) -> StateBackend:
         """Allocate the buffers and bind the backend in one call, for a caller that does not need the arena."""
         return self.bind_state(geometry, self.allocate_state(geometry, device, guard=guard), checked=checked)
-
-    if TYPE_CHECKING:
-
-        def require_runtime(self, device: torch.device | str) -> None:
-            """Raise unless the vendor packages and `device` are present."""

@@ -14,74 +14,46 @@
 This module imports torch. The module `draftmark` does not.
 """
 
+from . import batch, graphs, state
 from .arena import Arena
 from .backend import AttentionBackend, BoundBackend
-from .batch import BatchBuffers, Block, Causal, Chosen, ForwardBatch, Tail, Tree, ragged, validate
+from .batch import *
 from .cache import KVCache, KVPool, sinks_of, slots_of
 from .commit import commit_round
 from .devices import device_profile
-from .graphs import (
-    GraphKey,
-    GraphState,
-    KeyedGraphState,
-    Program,
-    graph_state_for,
-    is_recording,
-    mark_pinned,
-    padded_batch_size,
-    record_call,
-)
+from .graphs import *
 from .lengths import Exact, HostLengths, SequenceLengths, Unknown, UpperBound
-from .state import StateBackend, StateCache, StatePool, checkpoint_lens
+from .state import *
 from .transfer import AsyncHostCopy, Fence, fence, to_device
 from .tree import TorchTreeOps, TreeOps, VerifyResult, ancestors, depths, verify_tree, write_tail
 
 __all__ = [
+    *batch.__all__,
+    *graphs.__all__,
+    *state.__all__,
     "Arena",
     "AsyncHostCopy",
     "AttentionBackend",
-    "BatchBuffers",
-    "Block",
     "BoundBackend",
-    "Causal",
-    "Chosen",
     "Exact",
     "Fence",
-    "ForwardBatch",
-    "GraphKey",
-    "GraphState",
     "HostLengths",
     "KVCache",
     "KVPool",
-    "KeyedGraphState",
-    "Program",
     "SequenceLengths",
-    "StateBackend",
-    "StateCache",
-    "StatePool",
-    "Tail",
     "TorchTreeOps",
-    "Tree",
     "TreeOps",
     "Unknown",
     "UpperBound",
     "VerifyResult",
     "ancestors",
-    "checkpoint_lens",
     "commit_round",
     "depths",
     "device_profile",
     "fence",
-    "graph_state_for",
-    "is_recording",
-    "mark_pinned",
-    "padded_batch_size",
-    "ragged",
-    "record_call",
     "sinks_of",
     "slots_of",
     "to_device",
-    "validate",
     "verify_tree",
     "write_tail",
 ]

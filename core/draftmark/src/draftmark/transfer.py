@@ -19,7 +19,7 @@ import torch
 
 from .devices import present_device
 from .errors import BatchError
-from .graphs import late_device
+from .graphs.active import late_device
 
 if TYPE_CHECKING:
     from .graphs.active import LateDevice

@@ -28,11 +28,7 @@ class Geometry(BatchGeometry):
 
     Attributes:
         attention: heads, head_dim, page size and dtypes of the layer.
-        draft: shape of the draft tree, chain or block.
-        limits: batch sizes and lengths that the engine never exceeds.
-        device: device type and number of SMs.
-        modes: modes that the engine runs with this geometry.
-        forms: engine-specific batch and cache forms that the engine uses.
+        draft, limits, device, modes, forms: see `BatchGeometry`.
     """
 
     attention: AttentionShape
@@ -41,7 +37,6 @@ class Geometry(BatchGeometry):
     device: DeviceProfile
     modes: tuple[Mode, ...] = TARGET_MODES
     forms: tuple[Form, ...] = ()
-    """Engine-specific forms that batches and caches use instead of the core's default forms."""
 
     @classmethod
     def create(

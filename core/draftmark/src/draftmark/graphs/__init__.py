@@ -6,7 +6,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from ..errors import GraphError
-from .active import is_recording, late_device, mark_pinned, record_call
+from .active import is_recording, mark_pinned, record_call
 from .keyed import KeyedGraphState
 from .state import GraphKey, GraphState, Program, padded_batch_size
 
@@ -46,7 +46,6 @@ __all__ = [
     "Program",
     "graph_state_for",
     "is_recording",
-    "late_device",
     "mark_pinned",
     "padded_batch_size",
     "record_call",

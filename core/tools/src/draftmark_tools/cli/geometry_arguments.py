@@ -20,6 +20,7 @@ from draftmark.geometry import (
 )
 from draftmark.geometry.checks import SHORT_DTYPES
 
+from ..models.latent import cache_dtype
 from .errors import ArgumentError
 
 TYPICAL_DEVICES = {"cuda": DeviceProfile("cuda", 90, 132)}
@@ -109,7 +110,7 @@ def _attention(args: argparse.Namespace) -> AttentionShape:
         args.head_dim,
         args.page_size,
         args.dtype,
-        _kv_dtype(args),
+        cache_dtype(args.kv_dtype, args.dtype, args.row_format),
         window_left=args.window_left,
         logits_soft_cap=args.logits_soft_cap,
         sinks=args.sinks,
@@ -120,12 +121,6 @@ def _attention(args: argparse.Namespace) -> AttentionShape:
         round_to_e4m3=args.round_to_e4m3,
         row_format=args.row_format,
     )
-
-
-def _kv_dtype(args: argparse.Namespace) -> str:
-    if args.kv_dtype is not None:
-        return str(args.kv_dtype)
-    return str(args.dtype) if args.row_format == PLAIN_ROWS else "float8_e4m3fn"
 
 
 def device_of(args: argparse.Namespace, info: BackendInfo) -> DeviceProfile:

@@ -60,15 +60,13 @@ def latent_shape(
         limit = f"it must be an integer that divides the {heads} query heads"
         raise GeometryError("ranks", ranks, limit, "use a divisor of the heads")
     scale = (plain + rotated) ** -0.5
-    if kv_dtype is None:
-        kv_dtype = dtype if row_format == PLAIN_ROWS else "float8_e4m3fn"
     return AttentionShape(
         num_qo_heads=heads // ranks,
         num_kv_heads=1,
         head_dim=rank + rotated,
         page_size=page_size,
         q_dtype=dtype,
-        kv_dtype=kv_dtype,
+        kv_dtype=cache_dtype(kv_dtype, dtype, row_format),
         softmax_scale=scale * _mscale(text) ** 2 if rotated else scale,
         window_left=window,
         sinks=field_of(text, "learnable_sink_init") is not None,
@@ -77,6 +75,13 @@ def latent_shape(
         chosen_width=width,
         row_format=row_format,
     )
+
+
+def cache_dtype(kv_dtype: str | None, dtype: str, row_format: str) -> str:
+    """Return `kv_dtype`, or the default dtype of a cache: that of the queries, or e4m3 for rows of `FP8_DS_MLA`."""
+    if kv_dtype is not None:
+        return kv_dtype
+    return dtype if row_format == PLAIN_ROWS else "float8_e4m3fn"
 
 
 def _text(config: object) -> object:
