@@ -29,7 +29,8 @@ def store_half(acc, target, places, column: gl.constexpr, ALIGN: gl.constexpr, C
     for chunk in gl.static_range(num_chunks(CFG)):
         col = column + chunk * chunk_width(CFG)
         col += gl.arange(0, chunk_width(CFG), gl.SliceLayout(0, chunk_layout(CFG)))
-        pointers = target + gl.multiple_of(places, ALIGN)[:, None] + col[None, :]
+        # `gl.multiple_of` has no effect on an argument, and without it a store has one element.
+        pointers = target + (places // ALIGN * ALIGN)[:, None] + col[None, :]
         mask = (places >= 0)[:, None] & (col >= 0)[None, :]
         gl.store(pointers, acc[chunk].to(target.dtype.element_ty), mask=mask)
 

@@ -36,7 +36,8 @@ def store_half(acc, target, rows, row_live, column: gl.constexpr, ALIGN: gl.cons
     for chunk in gl.static_range(num_chunks(CFG)):
         col = column + chunk * chunk_width(CFG)
         col += gl.arange(0, chunk_width(CFG), gl.SliceLayout(0, chunk_layout(CFG)))
-        pointers = target + gl.multiple_of(rows, ALIGN)[:, None] + col[None, :]
+        # `gl.multiple_of` has no effect on an argument, and without it a store of the output has one element.
+        pointers = target + (rows // ALIGN * ALIGN)[:, None] + col[None, :]
         gl.store(pointers, acc[chunk].to(target.dtype.element_ty), mask=row_live[:, None] & (col >= 0)[None, :])
 
 
