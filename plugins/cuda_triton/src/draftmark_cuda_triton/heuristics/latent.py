@@ -103,7 +103,7 @@ def _rs_config(shape: AttentionShape) -> KernelConfig:
     width, rest, raw, chunks = shape.value_width, shape.head_dim - shape.value_width, 0, 0
     if shape.kv_dtype == E4M3:
         chunks = RS_RAW_CHUNKS
-        raw = SM90_BLOCK_N * (2 * chunks * min(128, width // 2) + rest)
+        raw = SM90_BLOCK_N * 2 * (chunks * min(128, width // 2) + rest)
     fixed = RS_QUERY_COLUMNS.get(width, 0) + SM90_BLOCK_N + (rs_rest_stages(width, chunks) + 1) * rest
     free = smem_bytes_of(SM90) - RS_RESERVED_BYTES - 2 * SM90_BLOCK_M * fixed - raw
     stages = min(RS_E4M3_STAGES if chunks else SM90_MAX_STAGES, free // (2 * SM90_BLOCK_N * width))

@@ -12,7 +12,7 @@ e4m3 rows: the value warp groups upcast them (`latent_rs_upcast`), exactly and o
 not rounded below q's dtype.
 
 Shared memory of a CTA for rows of 512 + 64 elements: 3 tiles of 64 KiB, one rest of 8 KiB, 18 KiB of q, and 8 KiB of p.
-With e4m3 rows: 2 tiles, 2 rests, 6 chunks of 8 KiB and one rest of 4 KiB in e4m3, 18 KiB of q, and 8 KiB of p.
+With e4m3 rows: 2 tiles, 2 rests, 6 chunks of 8 KiB and 2 rests of 4 KiB in e4m3, 18 KiB of q, and 8 KiB of p.
 """
 
 from triton.experimental import gluon

@@ -127,14 +127,14 @@ def query_barriers(CFG):
 
 @gluon.constexpr_function
 def raw_full_barriers(CFG):
-    """Return the index of the full barrier of the first e4m3 chunk; that of the rest follows both halves."""
+    """Return the index of the full barrier of the first e4m3 chunk; those of the rest follow both halves."""
     return query_barriers(CFG) + 3
 
 
 @gluon.constexpr_function
 def raw_empty_barriers(CFG):
-    """Return the index of the empty barrier of the first e4m3 chunk; that of the rest follows both halves."""
-    return raw_full_barriers(CFG) + 2 * CFG.RAW_CHUNKS + 1
+    """Return the index of the empty barrier of the first e4m3 chunk; those of the rest follow both halves."""
+    return raw_full_barriers(CFG) + 2 * CFG.RAW_CHUNKS + 2
 
 
 @gluon.constexpr_function
@@ -146,6 +146,6 @@ def barrier_arrivals(CFG):
     threads of both value warp groups the empty barrier. TMA completes the full barriers of e4m3 chunks, and one thread
     their empty barriers.
     """
-    stages, raw = 2 * CFG.STAGES + CFG.REST_STAGES, 2 * (2 * CFG.RAW_CHUNKS + 1)
+    stages, raw = 2 * CFG.STAGES + CFG.REST_STAGES, 2 * (2 * CFG.RAW_CHUNKS + 2)
     e4m3 = [128] * 3 + [1] * raw if CFG.RAW_CHUNKS else []
     return [1] * stages + [128] * stages + [1, 256, 128] + e4m3

@@ -44,7 +44,7 @@ class LatentMemory(NamedTuple):
         factors: ``[64]`` float32, factor of each row's accumulators.
         raws: ``[2 · RAW_CHUNKS, chunk_width // 64 · BLOCK_N, 64]`` e4m3, chunks of key tiles in blocks of 64 columns,
             before they are upcast into a stage (`raw_slot`); () if the rows have q's dtype.
-        raw_rest: ``[BLOCK_N, REST_DIM]`` e4m3, the rest of a key tile; () without one.
+        raw_rests: ``[2, BLOCK_N, REST_DIM]`` e4m3, rests of key tiles; () without one.
         barriers: mbarriers; `latent_rs_config` has the index of each kind.
     """
 
@@ -54,7 +54,7 @@ class LatentMemory(NamedTuple):
     weights: gl.shared_memory_descriptor
     factors: gl.shared_memory_descriptor
     raws: gl.shared_memory_descriptor
-    raw_rest: gl.shared_memory_descriptor
+    raw_rests: gl.shared_memory_descriptor
     barriers: gl.shared_memory_descriptor
 
 
@@ -74,15 +74,15 @@ def make_latent_memory(dtype: gl.constexpr, CFG: gl.constexpr):
         if not in_registers(CFG, 1, i):
             queries = queries + (allocate(dtype, 1, 64, piece_width(CFG, 1, i)).index(0),)  # type: ignore[assignment]  # noqa: RUF005
     raws = ()
-    raw_rest = ()
+    raw_rests = ()
     if CFG.RAW_CHUNKS > 0:
         raws = allocate(gl.float8e4nv, 2 * CFG.RAW_CHUNKS, chunk_width(CFG) // 64 * CFG.BLOCK_N, 64)
         if CFG.REST_DIM > 0:
-            raw_rest = allocate(gl.float8e4nv, 1, CFG.BLOCK_N, CFG.REST_DIM).index(0)
+            raw_rests = allocate(gl.float8e4nv, 2, CFG.BLOCK_N, CFG.REST_DIM)
     return LatentMemory(
         tiles=allocate(dtype, 2 * num_chunks(CFG) * CFG.STAGES, CFG.BLOCK_N, chunk_width(CFG)), rests=rests,
         queries=queries, weights=allocate(dtype, 1, 64, CFG.BLOCK_N).index(0),
-        factors=gl.allocate_shared_memory(gl.float32, [64], plain), raws=raws, raw_rest=raw_rest,
+        factors=gl.allocate_shared_memory(gl.float32, [64], plain), raws=raws, raw_rests=raw_rests,
         barriers=barriers,
     )  # fmt: skip
 
@@ -123,10 +123,10 @@ def empty_barrier(memory, half: gl.constexpr, stage, CFG: gl.constexpr):
 def raw_slot(number, PART: gl.constexpr, chunk: gl.constexpr, CFG: gl.constexpr):
     """Return the slot of an e4m3 chunk of the key tile `number`, counted over all requests, and its phase.
 
-    Each half has RAW_CHUNKS slots. The only slot of the rest, PART 2, follows them.
+    Each half has RAW_CHUNKS slots. The two slots of the rest, PART 2, follow them.
     """
     if PART == 2:
-        return 2 * CFG.RAW_CHUNKS, number & 1
+        return 2 * CFG.RAW_CHUNKS + (number & 1), number // 2 & 1
     else:
         place = number * num_chunks(CFG) + chunk
         return PART * CFG.RAW_CHUNKS + place % CFG.RAW_CHUNKS, place // CFG.RAW_CHUNKS & 1

@@ -86,7 +86,7 @@ def load_raw(source, memory, number, places, PART: gl.constexpr, CFG: gl.constex
         mbarrier.wait(raw_empty_barrier(memory, slot, CFG), phase ^ 1)
         if PART == 2:
             mbarrier.expect(full, CFG.BLOCK_N * CFG.REST_DIM)
-            load_part(source, memory.raw_rest, full, places, 0, CFG.REST_DIM, CFG)
+            load_part(source, memory.raw_rests.index(number & 1), full, places, 0, CFG.REST_DIM, CFG)
         else:
             mbarrier.expect(full, CFG.BLOCK_N * chunk_width(CFG))
             load_part(

@@ -66,7 +66,7 @@ def upcast_rest(memory, number, stage, phase, CFG: gl.constexpr):
     slot, raw_phase = raw_slot(number, 2, 0, CFG)
     mbarrier.wait(raw_full_barrier(memory, slot, CFG), raw_phase)
     mbarrier.wait(empty_barrier(memory, 2, stage, CFG), phase ^ 1)
-    upcast_part(memory.raw_rest, memory.rests.index(stage), CFG)
+    upcast_part(memory.raw_rests.index(number & 1), memory.rests.index(stage), CFG)
     fence_async_shared()
     thread_barrier()
     mbarrier.arrive(raw_empty_barrier(memory, slot, CFG), count=1)
