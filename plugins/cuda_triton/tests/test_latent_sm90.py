@@ -45,8 +45,8 @@ def test_hopper_kernels_serve_rows_of_models(value, rest, stages, page):
     small, large = (Kernel.SM90_LATENT, "bfloat16", stages[0]), (Kernel.SM90_LATENT_RS, "bfloat16", stages[1])
     e4m3 = Kernel.SM90_LATENT_RS, E4M3, stages[2]
     for heads, rows, num_reqs, (kernel, kv_dtype, count) in (
-        (1, 1, 1, small), (20, 3, 8, small), (128, 8, 4, small), (128, 8, 8, large), (16, 32, 16, large),
-        (128, 64, 1, large), (1, 1, 1, e4m3), (20, 3, 200, e4m3),
+        (1, 1, 1, small), (20, 3, 8, small), (20, 4, 8, large), (128, 1, 1, large), (16, 4, 118, small),
+        (16, 4, 120, large), (1, 1, 1, e4m3), (20, 3, 200, e4m3),
     ):  # fmt: skip
         shape = latent(heads, value, rest, page, "bfloat16", kv_dtype)
         config = select.select_config(shape, H200, rows, num_reqs=num_reqs)

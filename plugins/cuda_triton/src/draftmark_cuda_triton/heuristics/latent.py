@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from draftmark import DTYPE_BYTES, PLAIN_ROWS, AttentionShape, DeviceProfile, ceil_div
+from draftmark import DTYPE_BYTES, PLAIN_ROWS, AttentionShape, DeviceProfile
 
 from ..support import TMA_PAGE_MULTIPLE
 from ..switches import KERNELS, uses_generic_kernels
@@ -59,12 +59,12 @@ def decode_config(shape: AttentionShape, device: DeviceProfile, rows: int, num_r
 
 
 def rs_pays(device: DeviceProfile, rows: int, num_reqs: int) -> bool:
-    """Return True if rows in q's dtype take `kernels_sm90.latent_rs`: if their row tiles nearly fill the SMs.
+    """Return True if rows in q's dtype take `kernels_sm90.latent_rs`: requests of two row tiles or more.
 
-    Such batches have few partial results, and splits of many key tiles. With fewer row tiles, the time that each split
-    takes to begin is longer than what a third stage saves.
+    One row tile a request is bound by bytes, and `kernels_sm90.latent` begins each split sooner, unless there are so
+    many requests that splits are long.
     """
-    return 10 * num_reqs * ceil_div(rows, SM90_BLOCK_M) >= 9 * device.num_sms
+    return rows > SM90_BLOCK_M or 10 * num_reqs >= 9 * device.num_sms
 
 
 def reasons_against_sm90(shape: AttentionShape, device: DeviceProfile) -> list[str]:

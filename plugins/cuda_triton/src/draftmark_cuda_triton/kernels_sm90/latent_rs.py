@@ -1,4 +1,4 @@
-"""Decode and verify over latent rows (MLA) on Hopper with q in registers: for large batches, and for e4m3 rows.
+"""Decode and verify over latent rows (MLA) on Hopper with q in registers: for two row tiles or more, and for e4m3 rows.
 
     3 TMA warps     pipeline: STAGES tiles of 64 rows             softmax warp group            2 value warp groups
     page ids ─► │ left half │ right half │ … , rest ── full ─►  s = q·rowᵀ, mask, softmax ─► p ─► acc_left  += p·left
@@ -6,7 +6,7 @@
 
 The warp groups are those of `latent`. The softmax warp group keeps 432 of 512 value columns of q in registers. This
 leaves room for three tiles in flight and halves the bytes that the scores read from shared memory, but each request
-takes longer to begin. With two tiles, each load waits for the product that reads the same stage.
+takes a little longer to begin. With two tiles, each load waits for the product that reads the same stage.
 
 e4m3 rows: the value warp groups upcast them (`latent_rs_upcast`), exactly and once for all heads and query rows. p is
 not rounded below q's dtype.
