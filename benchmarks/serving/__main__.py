@@ -12,7 +12,7 @@ with ``paired``. After all passes they start a second time with the caches of th
 The result is written to disk after every start and pass. What does not fit into `--seconds` is listed as not run, so a
 plan begins with its most important servers. `--waves` selects waves, and `--resume` keeps the rows of an earlier result
 of the same device and commit. Runs with the same file for `--turns` may go on at once on one GPU: only one of them
-measures at a time.
+measures at a time, and none while another starts servers.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Run:
         folder: folder for models, caches and logs.
         seconds: time for the whole run.
         before: earlier result of the same device and commit; its rows are kept.
-        turns: file that is locked during a pass; None for no lock.
+        turns: file that is locked during a pass, and shared by starts; None for no lock.
         imported: the engine's modules were read from disk before.
     """
 
@@ -185,8 +185,9 @@ class Run:
         return [ready for group in (*groups, together) if group for ready in self._started_together(group, which)]
 
     def _started_together(self, served: list[Served], which: str) -> list[Served]:
-        processes = {number: one.start() for number, one in enumerate(served)}
-        ready = wait_for(processes, min(LONGEST_START * self._plan.start_s, self._left()))
+        with self._turn(fcntl.LOCK_SH):
+            processes = {number: one.start() for number, one in enumerate(served)}
+            ready = wait_for(processes, min(LONGEST_START * self._plan.start_s, self._left()))
         for number, one in enumerate(served):
             if number in ready:
                 row = {"start": which, "alone": len(served) == 1, "seconds": ready[number]}
@@ -229,13 +230,13 @@ class Run:
                 self._failed(one, f"{workload.name}, {name}")
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Wait until no other run with the same file measures."""
+    def _turn(self, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
+        """Wait until no other run with the same file measures; with LOCK_EX also until none starts servers."""
         if self._turns is None:
             yield
             return
         with self._turns.open("a") as turns:
-            fcntl.flock(turns, fcntl.LOCK_EX)
+            fcntl.flock(turns, kind)
             yield
 
 

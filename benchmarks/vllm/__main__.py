@@ -39,6 +39,7 @@ os.environ.setdefault("NUMBA_NUM_THREADS", "1")
 from benchmarks.origin import visible_device
 from benchmarks.runs import resumed
 
+from . import latent_model
 from .cores import on_core
 from .drafting import drafted
 from .engines import Engine, say
@@ -60,8 +61,8 @@ PACKAGES = (
     "draftmark-vllm",
     "draftmark-cuda-triton",
 )
-MEMORIZER = "memorizer"
-"""Model of the text comparison, by its name in a plan."""
+MEMORIZER, LATENT = "memorizer", "latent"
+"""Models of the text comparison, by their names in a plan."""
 START = 40
 """Seconds that small engines need to start when nothing is compiled yet."""
 SMALL = 40
@@ -79,8 +80,10 @@ class Benchmark:
         self._training = self._train()
 
     def _train(self) -> subprocess.Popen[bytes] | None:
-        """Start training the model of the text comparison, unless its folder exists."""
+        """Write missing models of the text comparison, and start training the one that is trained."""
         missing = {one.checkpoint for one in self.given.said} - {path.name for path in self.folder.glob("*")}
+        if LATENT in missing:
+            latent_model.write(self.folder / LATENT)
         if MEMORIZER not in missing:
             return None
         command = [sys.executable, "-m", "benchmarks.vllm.memorizer", str(self.folder / MEMORIZER)]
@@ -216,13 +219,14 @@ class Benchmark:
         try:
             fleet.wait(min(self.plan.get("text_seconds", 150), self.left()), self.left())
             said = fleet.ask_all(partial(texts, self.folder))
-            first = next((found for _, found in sorted(said.items()) if isinstance(found, list)), [])
+            first: dict[str | None, list[list[int]]] = {}
             for number, engine in enumerate(fleet.engines):
                 found = said[number]
                 if isinstance(found, dict):
                     self.add("failed", {**_about(engine), "why": found["failed"]})
                 else:
-                    self.add("equality", {**_about(engine), **compare(found, first), "tokens": found})
+                    compared = compare(found, first.setdefault(engine.checkpoint, found))
+                    self.add("equality", {**_about(engine), **compared, "tokens": found})
         finally:
             fleet.close()
 
@@ -255,6 +259,8 @@ def _about(engine: Engine) -> dict[str, Any]:
         about["debug"] = True  # draftmark checks every step and compares the ranks
     if engine.temperature:
         about["temperature"] = engine.temperature
+    if engine.checkpoint == LATENT:
+        about["checkpoint"] = LATENT
     return {**about, **engine.unusual, **({"trees": engine.trees} if engine.drafts else {})}
 
 

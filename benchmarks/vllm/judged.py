@@ -7,7 +7,8 @@ explains. Where two texts first differ, this must hold for both tokens (`draftma
 over KV in e4m3 the model reads K and V rounded to e4m3. Sampled texts must equal those of the first engine with equal
 dtypes and temperature: the seed and the position decide each sample, whatever the drafts are.
 
-The folder ``MODELS/memorizer`` has the model of the texts, ``MODELS/smollm2`` the model of the draft measurements.
+The folder ``MODELS/memorizer`` has the model of the texts, ``MODELS/smollm2`` the model of the draft measurements. A
+row that names a checkpoint is judged with that one.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch
 from .engines import KV_DTYPES
 
 MODELS = {"equality": "memorizer", "drafting": "smollm2"}
-"""Lists of a result that have texts, and the checkpoint of each."""
+"""Lists of a result that have texts, and the checkpoint of rows that name none."""
 
 
 def judge(row: dict[str, Any], model: Any, prompts: list[list[int]], theirs: list[list[int]]) -> dict[str, Any]:
@@ -100,8 +101,11 @@ def main() -> None:
     asked = parser.parse_args()
     result = json.loads(asked.result.read_text())
     for name, checkpoint in MODELS.items():
-        result[name] = judge_all(result.get(name, []), asked.models / checkpoint)
-        for row in result[name]:
+        rows, judged = result.get(name, []), []
+        for one in dict.fromkeys(row.get("checkpoint", checkpoint) for row in rows):
+            judged += judge_all([row for row in rows if row.get("checkpoint", checkpoint) == one], asked.models / one)
+        result[name] = judged
+        for row in judged:
             print({key: row[key] for key in row if key not in ("eager", "all")})
     asked.result.write_text(json.dumps(result, indent=1) + "\n")
 

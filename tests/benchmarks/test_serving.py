@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import sys
@@ -187,6 +188,20 @@ def test_run_without_time_names_what_did_not_run(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert {"device", "commit", "engine", "schema"} <= set(record) and record["versions"]["torch"] != "absent"
     assert record["workloads"][0] == json.loads(json.dumps(asdict(plan.workloads[0])))
+
+
+def test_no_run_measures_while_another_starts_servers(tmp_path: Path) -> None:
+    """Starts of two runs with one file go on together; a pass waits for the starts and passes of the other."""
+    plan = read(FOLDER / "cpu-vllm-plan.json")
+    run = Run(plan, tmp_path / "out.json", tmp_path / "folder", 0, turns=tmp_path / "turns")
+    with (tmp_path / "turns").open("a") as other:
+        with run._turn(fcntl.LOCK_SH):
+            fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(other, fcntl.LOCK_UN)
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with run._turn(), pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 SERVES = """
