@@ -101,8 +101,9 @@ def serve(number: int, folder: Path, rank: int, ranks: int, rehearsed: bool, che
     if ranks > 1:
         os.environ["DRAFTMARK_GUARD"] = "1"
         arguments |= dict(
-            tp_size=ranks, nccl_port=int(os.environ[PORT]) + number, disable_custom_all_reduce=True, rank=rank
-        )
+            tp_size=ranks, nccl_port=int(os.environ[PORT]) + number, disable_custom_all_reduce=True, rank=rank,
+            enforce_disable_flashinfer_allreduce_fusion=True,  # its workspace waits for multicast memory
+        )  # fmt: skip
     scheduler = scheduler_of(**arguments)
     for turn in range(1 + cached):
         running = submit(scheduler, prompts(), TOKENS, f"turn-{turn}")

@@ -131,6 +131,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 Qwen3-Next has half of the layers and an eighth of the experts of Qwen3-Next-80B-A3B, DeepSeek an eighth of the layers.
 """
+SHAPES["DeepSeek-V3-4-layers"] = SHAPES["DeepSeek-V3-shape"] | {"num_hidden_layers": 4}
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",

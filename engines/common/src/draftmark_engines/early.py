@@ -1,0 +1,60 @@
+"""Compilation of kernels while the engine still loads and compiles its model, so that a first start waits less."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from queue import SimpleQueue
+from threading import Lock, Thread
+
+from draftmark import Geometry, LoadedBackend, prepares_kernels
+
+logger = logging.getLogger(__name__)
+
+Work = tuple[LoadedBackend, tuple[Geometry, ...]]
+
+
+class EarlyKernels:
+    """Compiles missing kernels in a thread of this process, one group of geometries after another.
+
+    Opening a backend compiles the same kernels, and waits for those that the thread compiles just then. So nothing
+    waits for the thread, and what it cannot compile is reported when the backend opens.
+    """
+
+    def __init__(self) -> None:
+        self._seen: set[tuple[str, tuple[Geometry, ...]]] = set()
+        self._waiting: SimpleQueue[Work] = SimpleQueue()
+        self._thread: Thread | None = None
+        self._lock = Lock()
+
+    def begin(self, backend: LoadedBackend, geometries: Iterable[Geometry], device: str) -> None:
+        """Compile the kernels of these geometries soon. Equal geometries, and a CPU's, compile nothing.
+
+        Args:
+            device: type of the device, such as "cuda".
+        """
+        made = tuple(geometries)
+        key = backend.info.name, made
+        if device == "cpu" or not prepares_kernels():
+            return
+        with self._lock:
+            if key in self._seen:
+                return
+            self._seen.add(key)
+            self._waiting.put((backend, made))
+            if self._thread is None:
+                # A daemon, because an engine that fails to start must not wait for kernels.
+                self._thread = Thread(target=self._run, name="draftmark-early-kernels", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            backend, geometries = self._waiting.get()
+            try:
+                backend.warm(geometries)
+            except Exception as error:  # opening the backend meets the same error, and reports it
+                logger.debug("kernels of %s are not compiled early: %s", backend.info.name, error)
+
+
+EARLY_KERNELS = EarlyKernels()
+"""One for each process: layers begin, and builders open the backends."""
