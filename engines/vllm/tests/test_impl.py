@@ -59,3 +59,15 @@ def test_only_the_first_forward_without_metadata_reserves_memory(monkeypatch: py
     RESERVATION.release()
     DraftmarkImpl.forward(made, None, rows, rows, rows, rows, None, torch.empty_like(rows))
     assert asked == ["meta"] and not RESERVATION.held
+
+
+def test_a_new_layer_has_its_kernels_compiled_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM creates layers before it loads and compiles the model; kernels compile meanwhile."""
+    begun: list[tuple[Any, ...]] = []
+    made = SimpleNamespace(each=lambda: ("decode and verify", "extend"))
+    monkeypatch.setattr("draftmark_vllm.impl.get_current_vllm_config", lambda: None)
+    monkeypatch.setattr("draftmark_vllm.impl.current_platform", SimpleNamespace(device_type="cuda"))
+    monkeypatch.setattr("draftmark_vllm.impl.EARLY_KERNELS", SimpleNamespace(begin=lambda *given: begun.append(given)))
+    monkeypatch.setattr(DraftmarkImpl, "_geometries", lambda impl, dtype, device: ("backend", SHAPE, made))
+    DraftmarkImpl(4, 32, 0.25, 2)
+    assert begun == [("backend", ("decode and verify", "extend"), "cuda")]

@@ -13,6 +13,7 @@ from vllm.v1.attention.backend import AttentionImpl, AttentionType
 from draftmark import AttentionShape, LoadedBackend
 from draftmark.runtime import KVCache
 from draftmark_engines import EngineError
+from draftmark_engines.early import EARLY_KERNELS
 
 from .bound_backends import OTHER_BACKEND, Geometries, arena_bytes
 from .limits import chosen_backend, drafts_blocks, engine_limits, is_fp8, layer_shape, profile_of
@@ -63,7 +64,9 @@ class DraftmarkImpl(AttentionImpl):  # type: ignore[misc]
         self._cache: KVCache | None = None
         self._shape: AttentionShape | None = None
         self._reserved = False
-        self._geometries(torch.get_default_dtype(), current_platform.device_type)
+        device = current_platform.device_type
+        backend, _, made = self._geometries(torch.get_default_dtype(), device)
+        EARLY_KERNELS.begin(backend, made.each(), device)
 
     def shape(self, page_size: int, dtype: torch.dtype) -> AttentionShape:
         """Return the layer's shape, and keep it. The builder calls this after vLLM has chosen a page size."""

@@ -12,6 +12,7 @@ from vllm.platforms import current_platform
 from draftmark import AttentionShape
 from draftmark.runtime import KVCache
 from draftmark_engines import EngineError
+from draftmark_engines.early import EARLY_KERNELS
 
 from ..bound_backends import OTHER_BACKEND, Geometries, arena_bytes
 from ..limits import chosen_backend, latent_layer_shape, latent_limits, profile_of
@@ -127,5 +128,6 @@ class DraftmarkMLAImpl(MLACommonImpl):  # type: ignore[misc]
         backend = chosen_backend(config, device)
         shape = self._described(config.cache_config.block_size, dtype)
         made = Geometries.of(backend, shape, latent_limits(config), profile_of(device))
+        EARLY_KERNELS.begin(backend, made.each(), device)
         if device != "cpu":
             RESERVATION.hold(shape, arena_bytes(backend, made), torch.device(device))
