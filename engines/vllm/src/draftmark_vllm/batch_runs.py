@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
+from operator import sub
 
 from draftmark import Geometry, Mode
 from draftmark_engines import EngineError
@@ -113,11 +114,14 @@ def _decodes_first(query_start: tuple[int, ...], verify_rows: int) -> tuple[list
 
     A request of at most `verify_rows` rows is a decode or a verify. A padding request has no rows and stands last.
     """
-    lens = [after - before for before, after in pairwise(query_start)]
+    lens = list(map(sub, query_start[1:], query_start))
     live = len(lens)
     while live and not lens[live - 1]:
         live -= 1
-    return lens, live, next((n for n, rows in enumerate(lens[:live]) if rows > verify_rows), live)
+    leading = 0
+    while leading < live and lens[leading] <= verify_rows:
+        leading += 1
+    return lens, live, leading
 
 
 def _extend(query_start: tuple[int, ...], lens: list[int], first_req: int) -> BatchRun:

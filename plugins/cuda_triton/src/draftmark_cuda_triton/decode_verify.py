@@ -28,6 +28,8 @@ from .prefill import (
 
 PER_STEP = ("prefix_lens", "page_table", "slot_mapping", "work", "q_indptr", "engine_slots")
 """Tensors of a metadata launch that change per step, in the order of `write_metadata_decode_verify`."""
+UNRECORDED_STEPS = 8
+"""Steps of one layout whose metadata launch is not recorded. A ragged batch of one size seldom has as many."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,9 +68,10 @@ class DecodeVerify:
         self._partials = PartialResults(*(buffers[name] for name in sizing.SPLIT_BUFFERS))
         self._shape = AttentionParams.from_geometry(geometry, slots.is_cuda)
         self._plans: dict[tuple[int, ...], DecodePlan] = {}
+        self._choices: dict[tuple[int, int], tuple[common.KernelConfig, int]] = {}
         self._relaunch, self._relaunch_metadata = (
             RelaunchCache(Operands._fields, DESCRIPTOR_ALIASES | {"q_rest": "q"}),
-            RelaunchCache(PER_STEP, on_second_use=True),
+            RelaunchCache(PER_STEP, unrecorded_uses=UNRECORDED_STEPS),
         )
         self._facts = IdentityCache[ForwardBatch, BatchFacts](self._batch_facts)
         self._layer_facts = layer_facts(geometry)
@@ -147,7 +150,11 @@ class DecodeVerify:
         if plan is None:
             drop_oldest(self._plans, MAX_LAYOUTS)
             extent = BatchExtent(*size)
-            plan = self._plans[size] = DecodePlan(extent, *self.choose_splits(extent))
+            # Ragged batches have many numbers of rows, and few of requests, on which the choice depends.
+            choice = extent.q_len, extent.num_reqs
+            if choice not in self._choices:
+                self._choices[choice] = self.choose_splits(extent)
+            plan = self._plans[size] = DecodePlan(extent, *self._choices[choice])
         return plan
 
     def choose_splits(self, extent: BatchExtent) -> tuple[common.KernelConfig, int]:

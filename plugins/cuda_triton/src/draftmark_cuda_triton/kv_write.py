@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import triton
 
+from draftmark import ceil_div
 from draftmark.runtime import KVCache, record_call
 
 from .heuristics.common import next_power_of_two
@@ -120,7 +121,7 @@ def launch_write_kv(
     if pdl is None:
         pdl = isinstance(kernel, triton.JITFunction) and supports_pdl()
     launch_kernel(
-        kernel, (triton.cdiv(rows, block_rows),),
+        kernel, (ceil_div(rows, block_rows),),
         k, v, k_cache, v_cache, k_scale, v_scale, slot_mapping, rows, *k.stride()[:2], *v.stride()[:2],
         *k_cache.stride()[:3], *v_cache.stride()[:3], NUM_HEADS=heads, K_DIM=k_dim, V_DIM=v_dim, V_FIRST=first,
         PAGE_SIZE=k_cache.shape[1], SCALED=scaled(k_scale, v_scale), QUANTIZE=k_cache.element_size() == 1,

@@ -254,10 +254,15 @@ def _lengths(
 
     The host computes this in every step with a prompt, so the loop calls no function of the package.
     """
-    found = []
+    found: list[int] = []
     for rows, prefix in zip(q_lens, lens, strict=False):
+        packed = rows * group
+        if window < 0 and packed <= block_m:
+            if packed:
+                found.append((prefix + rows - 1 + block_n) // block_n + OVERHEAD_TILES)
+            continue
         last = prefix + rows - 1
-        for start in range(0, rows * group, block_m):
+        for start in range(0, packed, block_m):
             stop = (min(prefix + (start + block_m - 1) // group, last) + block_n) // block_n
             first = 0 if window < 0 else max(prefix + start // group - window, 0) // block_n
             found.append(stop - first + OVERHEAD_TILES)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 import triton
 
+from draftmark import ceil_div
+
 from ..heuristics.common import next_power_of_two
 from ..kernel_variants import kernels, select_variant
 from .launcher import launch_kernel, pdl_option
@@ -70,6 +72,6 @@ def combine_grid(
         cells, most_rows = 16 * cells, rows
     block_cols = min(max(16, next_power_of_two(shape.value_width)), max(32, cells // block_splits))
     block_rows = max(1, min(next_power_of_two(most_rows), cells // (block_splits * block_cols)))
-    blocks = triton.cdiv(rows, block_rows) * triton.cdiv(shape.value_width, block_cols)
+    blocks = ceil_div(rows, block_rows) * ceil_div(shape.value_width, block_cols)
     sizes = {"BLOCK_ROWS": block_rows, "BLOCK_COLS": block_cols, "BLOCK_SPLITS": block_splits}
     return blocks, {"VALUE_DIM": shape.value_width} | sizes

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-import triton
+
+from draftmark import ceil_div
 
 from ..heuristics.common import OVERHEAD_TILES, KernelConfig, max_row_tiles
 from ..heuristics.split_kv import MAX_SPLIT_ROW_TILES, MIN_SPLIT_TILES, split_costs
@@ -41,7 +42,7 @@ def write_metadata_decode_verify(
         q_indptr: int32 ``[R + 1]``, first row of each request of a ragged batch; None for uniform batches.
         engine_slots: int64 slots of the engine, copied to slot_mapping; None to compute slots from the page table.
     """
-    grid = (max(triton.cdiv(extent.num_rows, SCHEDULE_ROWS), triton.cdiv(num_splits, SCHEDULE_SPLITS)),)
+    grid = (max(ceil_div(extent.num_rows, SCHEDULE_ROWS), ceil_div(num_splits, SCHEDULE_SPLITS)),)
     launch_kernel(
         select_variant(kernels.tile_schedule.write_metadata_decode_verify, work), grid,
         prefix_lens, or_placeholder(q_indptr, prefix_lens), page_table, or_placeholder(engine_slots, slot_mapping),
@@ -76,7 +77,7 @@ def write_metadata_prefill(
     """
     num_reqs = prefix_lens.shape[0]
     num_tiles = max_row_tiles(config, shape.group, num_rows, num_reqs)
-    grid = (max(triton.cdiv(max(num_rows, num_tiles), PREFILL_ROWS), triton.cdiv(num_splits, SCHEDULE_SPLITS)),)
+    grid = (max(ceil_div(max(num_rows, num_tiles), PREFILL_ROWS), ceil_div(num_splits, SCHEDULE_SPLITS)),)
     launch_kernel(
         select_variant(kernels.prefill_schedule.write_metadata_prefill, tiles), grid, prefix_lens, q_indptr, page_table,
         or_placeholder(engine_slots, slot_mapping), slot_mapping, tiles, or_placeholder(work, tiles), num_reqs,

@@ -72,18 +72,18 @@ class RelaunchCache:
     Args:
         names: kernel parameter of each tensor, in the order in which calls pass the tensors.
         aliases: further kernel parameters, each with the name in `names` of the same tensor.
-        on_second_use: record a layout in its second use only. Most metadata layouts occur once, and recording costs
-            more than a launch. Layers share one layout, so their launches are recorded in the first use.
+        unrecorded_uses: uses of a layout before it is recorded. Most metadata layouts occur a few times only, and
+            recording costs more than a launch. Layers share a layout, so their launches are recorded in the first use.
     """
 
     def __init__(
-        self, names: tuple[str, ...], aliases: Mapping[str, str] | None = None, on_second_use: bool = False
+        self, names: tuple[str, ...], aliases: Mapping[str, str] | None = None, unrecorded_uses: int = 0
     ) -> None:
         self._tensor_index = {name: tensor for tensor, name in enumerate(names)}
         self._tensor_index |= {other: self._tensor_index[name] for other, name in (aliases or {}).items()}
         self._aligned = [tensor for tensor, name in enumerate(names) if name in ALIGNED]
         self._cache: dict[tuple[Any, ...], RecordedLaunches] = {}
-        self._seen_once: dict[tuple[Any, ...], None] | None = {} if on_second_use else None
+        self._unrecorded_uses, self._uses = unrecorded_uses, dict[tuple[Any, ...], int]()
         # Templates stay: there is one for each compiled kernel and cache shape, and a new one takes several captures.
         self._templates: dict[tuple[Any, ...], LaunchTemplate | None] = {}
         self._lock = Lock()
@@ -134,7 +134,7 @@ class RelaunchCache:
         device, found = key[-1], cuda_driver.driver()
         is_capturing = found is not None and found.is_capturing(driver.active.get_current_stream(device))
         # During graph capture nothing is recorded: recording is itself a capture, and captures cannot nest.
-        if is_capturing or not uses_own_launch() or self._is_first_use(key):
+        if is_capturing or not uses_own_launch() or self._is_rare(key):
             launch(*args, *tensors)
             return
         drop_oldest(self._cache, MAX_LAYOUTS)
@@ -144,12 +144,13 @@ class RelaunchCache:
         recorded.launches += [self._make_launch(recorded, tensors, device, *one) for one in launched]
         self._cache[key] = recorded
 
-    def _is_first_use(self, key: tuple[Any, ...]) -> bool:
-        """Check whether recording waits for a layout's second use, and this is the first use."""
-        if self._seen_once is None or key in self._seen_once:
+    def _is_rare(self, key: tuple[Any, ...]) -> bool:
+        """Count a use of a layout, and check whether recording it waits for more uses."""
+        used = self._uses.pop(key, 0)
+        if used >= self._unrecorded_uses:
             return False
-        drop_oldest(self._seen_once, MAX_LAYOUTS)
-        self._seen_once[key] = None
+        drop_oldest(self._uses, MAX_LAYOUTS)
+        self._uses[key] = used + 1
         return True
 
     def _make_launch(
