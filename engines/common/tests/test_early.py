@@ -14,7 +14,7 @@ from draftmark_testing.geometries import make_geometry
 
 
 class Backend:
-    """Stand-in for a loaded backend: `warm` notes the geometries, and fails if told to."""
+    """Stand-in for a loaded backend: `warm` notes the geometries, and fails with `fails`."""
 
     def __init__(self, fails: bool = False) -> None:
         self.info, self.fails = SimpleNamespace(name="stand-in"), fails
@@ -47,7 +47,7 @@ def test_equal_geometries_are_compiled_once(early: EarlyKernels) -> None:
 
 
 def test_failure_does_not_end_the_thread(early: EarlyKernels) -> None:
-    """A compiler that fails is asked again for the next geometries; the start reports the error."""
+    """After a failure the next geometries are still compiled; the start reports the error."""
     backend: Any = Backend(fails=True)
     early.begin(backend, (ONE,), "cuda")
     early.begin(backend, (OTHER,), "cuda")

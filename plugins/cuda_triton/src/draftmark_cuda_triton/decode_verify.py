@@ -29,7 +29,7 @@ from .prefill import (
 PER_STEP = ("prefix_lens", "page_table", "slot_mapping", "work", "q_indptr", "engine_slots")
 """Tensors of a metadata launch that change per step, in the order of `write_metadata_decode_verify`."""
 UNRECORDED_STEPS = 8
-"""Steps of one layout whose metadata launch is not recorded. A ragged batch of one size seldom has as many."""
+"""Steps of a layout in which its metadata launch is not recorded yet. Most sizes of ragged batches have fewer steps."""
 
 
 @dataclass(frozen=True, eq=False)
