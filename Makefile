@@ -118,4 +118,4 @@ NO_SIZING = not sizing and not tightness and not overflow and not proof
 NO_LONG = not production and not every_length and not for_long and not another_state_replays and not number_of_rows \
     and not drift
 sample-%: dev-environment
-	$(CONTRACT) $* --sample 1 -k "$(NO_SIZING) and $(NO_LONG)" --allow-known
+	$(CONTRACT) $* --sample 1 -k "$(NO_SIZING) and $(NO_LONG)" --allow-known --allow-part

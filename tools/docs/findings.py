@@ -149,7 +149,13 @@ def outcome_of(one: Finding, release: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "verdict.json"
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        command = [str(Path(sys.executable).with_name("draftmark")), *one.arguments(release), "--json", str(file)]
+        command = [
+            str(Path(sys.executable).with_name("draftmark")),
+            *one.arguments(release),
+            "--allow-part",
+            "--json",
+            str(file),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         if not file.exists():

@@ -68,4 +68,4 @@ def test_backend_that_does_not_load_is_one_sentence(vendor: Vendor) -> None:
 def test_killed_process_ends_the_session(vendor: Vendor) -> None:
     """A process that the system kills ends the session without a failed item."""
     said = vendor(FAULTS.replace("os._exit(7)", "os.kill(os.getpid(), 9)"), 2)
-    assert "mine has no verdict, because SIGKILL ended a process of the run" in said and " failed" not in said
+    assert "mine has no verdict, because SIGKILL ended a process of the run" in said and " 1 failed" not in said

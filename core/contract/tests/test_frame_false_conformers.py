@@ -78,6 +78,14 @@ def test_declared_failures_outside_core_are_named() -> None:
     assert judged.exit_code() == 1
 
 
+def test_refused_core_item_fails() -> None:
+    """A backend that refuses a geometry of the core has a failed item, so it does not conform."""
+    ended = _end(_plugin(supports=lambda geometry: ["bfloat16 is not served here; use float32"]), DECODE)
+    assert ended.outcome is Outcome.FAILED
+    assert "a geometry of the core profile is refused" in ended.message and "use float32" in ended.message
+    assert verdict(lambda item: ended if item.id == DECODE else None).word is Word.DOES_NOT
+
+
 def test_core_only_backend_conforms_with_refusals() -> None:
     """A backend that serves only the core profile conforms; the verdict names it and counts the refused items."""
     plugin = _plugin(supports=lambda g: ["only the mandatory profile is served here"] if profiles_of(g) else [])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from draftmark.errors import BackendRefusal
+from draftmark.geometry import Geometry
 from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import Case, Check, ContractViolation, Need, Refused, Tier, Unjudged
 from draftmark_contract.judge.layer import LayerUnderTest
@@ -17,6 +18,7 @@ from draftmark_contract.runner.item import Item, run_item
 from draftmark_contract.runner.known import KnownFailure
 from draftmark_contract.runner.limits import LIMIT_S
 from draftmark_contract.runner.outcome import Counts, Outcome, Result
+from draftmark_contract.sizing.geometries import mandatory
 from draftmark_testing.sizing_backends import correct
 
 
@@ -50,9 +52,10 @@ def _end(
     since: tuple[int, int] = (1, 0),
     case_since: tuple[int, int] = (1, 0),
     subject: BackendUnderTest | None = None,
+    geometry: Geometry | None = None,
 ) -> Result:
     check = Check("some.check", Tier.SIZING, lambda: [], run, since, ("sglang#1",), "A rule.")
-    return run_item(Item(check, Case("a", None, case_since)), subject or correct("page_table"), list(known))
+    return run_item(Item(check, Case("a", None, case_since, geometry)), subject or correct("page_table"), list(known))
 
 
 KNOWN = KnownFailure("k1", "some.check[[]a]".replace("[[]", "["), "vendor bug", "https://example.org/1", "vendor")
@@ -80,13 +83,17 @@ def test_misbehaviour_fails_with_its_cause(run: Callable[[Any, Any], None], word
 
 
 def test_refusal_is_an_outcome_of_its_own() -> None:
-    """If supports() refuses the item's geometry, the outcome is REFUSED, with the backend's reasons."""
+    """If supports() refuses the item's geometry, the outcome is REFUSED, with the reasons. A core item fails."""
 
     def run(subject: BackendUnderTest, case: Any) -> None:
         raise subject.refusal(["page_size 3 is not served"])
 
-    result = _end(run)
+    core = mandatory()
+    result = _end(run, geometry=replace(core, attention=replace(core.attention, page_size=3)))
     assert (result.outcome, result.message) == (Outcome.REFUSED, "page_size 3 is not served")
+    result = _end(run, geometry=core)
+    assert result.outcome is Outcome.FAILED
+    assert "a geometry of the core profile is refused\n  got: page_size 3 is not served" in result.message
 
 
 def test_partly_judged_item_has_a_mark() -> None:

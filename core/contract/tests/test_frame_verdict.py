@@ -68,9 +68,9 @@ def test_known_failures_change_the_verdict() -> None:
     assert (judged.exit_code(), judged.exit_code(allow_known=True)) == (1, 0)
 
 
-@pytest.mark.parametrize("outcome", [Outcome.REFUSED, Outcome.DECLARED, Outcome.FAILED])
+@pytest.mark.parametrize("outcome", [Outcome.DECLARED, Outcome.FAILED])
 def test_core_profile_must_be_complete(outcome: Outcome) -> None:
-    """If one core item is refused, declared or failed, the verdict is "does not conform"."""
+    """If one core item failed, declared or not, the verdict is "does not conform"."""
     only = next(item.id for item in all_items() if _in_core(item))
     judged = verdict(lambda item: outcome if item.id == only else None)
     assert judged.word is Word.DOES_NOT
@@ -82,9 +82,9 @@ def test_core_profile_must_be_complete(outcome: Outcome) -> None:
 def test_unjudged_core_gives_no_verdict() -> None:
     """If the items of the core profile are unjudged, there is no verdict."""
     judged = verdict(lambda item: Result(item.id, "host", Outcome.UNJUDGED, OPAQUE) if item.tier is Tier.HOST else None)
-    assert judged.word is Word.NONE
+    assert judged.word is Word.NONE and not judged.recorded(allow_part=True)
     assert ", because the core profile is open (" in judged.line and " unjudged): " in judged.line
-    assert judged.exit_code() == 1
+    assert judged.exit_code(allow_part=True) == 2
 
 
 def _interpreted(item: Item) -> Result | None:
@@ -119,17 +119,21 @@ def test_sizing_run_gives_a_verdict_on_sizing() -> None:
 
 
 def test_selected_items_give_no_verdict() -> None:
-    """A run of selected items has no verdict; its exit code is an error only if an item fails."""
+    """A run of some items has no verdict: exit code 2, or 0 with allow_part, and 1 only if an item failed."""
     some = verdict().results[:5]
     few = judge(backend(), some)
     assert few.line.startswith(
-        f"reference has no verdict on draftmark contract {VERSION}, because only 5 of {len(all_items()):,} items were "
-        "selected: 5 passed"
+        f"reference has no verdict on draftmark contract {VERSION}, because only 5 of {len(all_items()):,} items ran: "
+        "5 passed"
     )
     assert few.line.endswith(f"{len(all_items()) - 5:,} items not run")
-    assert (few.conforms, few.exit_code()) == (False, 0)
-    wrong = Result(some[0].item, some[0].tier, Outcome.FAILED, "why")
-    assert judge(backend(), [wrong]).exit_code() == 1
+    assert not few.conforms
+    assert [few.exit_code(allow_part=part) for part in (False, True)] == [2, 0]
+    assert [few.recorded(part) for part in (False, True)] == [False, True]
+    wrong = judge(backend(), [Result(some[0].item, some[0].tier, Outcome.FAILED, "why")])
+    assert (wrong.word, wrong.exit_code(allow_part=True), wrong.recorded()) == (Word.DOES_NOT, 1, True)
+    declared = judge(backend(), [Result(some[0].item, some[0].tier, Outcome.DECLARED, "why")])
+    assert [declared.exit_code(known, True) for known in (False, True)] == [1, 0]
 
 
 def test_line_names_the_targeted_contract() -> None:
@@ -164,12 +168,12 @@ def test_stopped_run_has_no_verdict_even_with_failures() -> None:
     assert ", because the run was interrupted: 0 passed, " in judged.line and "1 failed" in judged.line
 
 
-def test_selection_that_is_refused_whole_exits_with_1() -> None:
-    """If the backend refuses every selected item, nothing was tested, so the exit code is 1."""
+def test_selection_that_is_refused_whole_gives_no_verdict() -> None:
+    """If the backend refuses every selected item, nothing was tested, so the exit code is 2 even with allow_part."""
     refused = Result(all_items()[0].id, "sizing", Outcome.REFUSED, "why")
     judged = judge(backend(), [refused])
     assert "1 of " in judged.line and "the backend refuses all of them" in judged.line
-    assert judged.exit_code() == 1
+    assert judged.exit_code(allow_part=True) == 2 and not judged.recorded(allow_part=True)
 
 
 def test_partial_run_serves_no_profile() -> None:

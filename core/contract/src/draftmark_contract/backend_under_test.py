@@ -78,6 +78,11 @@ class BackendUnderTest:
         minor = self.backend.info.contract_minor
         return minor if type(minor) is int and 0 <= minor <= CONTRACT_MINOR else CONTRACT_MINOR
 
+    @property
+    def serves_core(self) -> bool:
+        """True: every plugin serves the core profile."""
+        return True
+
     def admits(self, error: Refused | Unjudged) -> bool:
         """Return True for an error that `refusal` created in this item. A plugin may raise none of these itself."""
         return any(error is one for one in self.refused)

@@ -7,12 +7,13 @@
         tier = "host"
 
 Items run in a worker process, as with the commands. A failed item fails its test. An item that cannot run, or that the
-backend refuses, is skipped with its reason. A declared or upcoming failure is an expected failure.
+backend refuses, is skipped with its reason. A declared or upcoming failure is an expected failure. The summary has the
+verdict in one line. A session that ran only some items has no verdict and ends with exit code 2, unless `allow_part` is
+set. With pytest-xdist no process runs all items, so there is no verdict line, and only a failed item fails the session.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 import pytest
@@ -20,14 +21,18 @@ import pytest
 from draftmark.errors import DraftmarkError
 
 from .check import Tier
+from .runner.judging import Suite, judge
 from .runner.limits import LIMIT_S
-from .runner.outcome import Counts, Outcome, Result
+from .runner.outcome import Outcome, Result
 from .runner.pool import Pool
 from .runner.selection import select
 from .runner.stopped import WITHOUT_VERDICT, RunStopped
 from .runner.subject import Listed, Opening
+from .runner.verdict import Verdict
 
 NOTHING_RAN = "{} has no verdict, because none of the items could run here"
+SUMMARY = "draftmark-contract"
+"""Name of the pytest plugin that prints the verdicts."""
 
 
 class ContractTests:
@@ -40,6 +45,7 @@ class ContractTests:
         k: expression over item ids; "" for all.
         sample: maximum number of items per check; 0 for all.
         limit: seconds for one item.
+        allow_part: let a session that runs only some items end with exit code 0; it still gives no verdict.
     """
 
     subject: ClassVar[str]
@@ -48,6 +54,7 @@ class ContractTests:
     k: ClassVar[str] = ""
     sample: ClassVar[int] = 0
     limit: ClassVar[float] = LIMIT_S
+    allow_part: ClassVar[bool] = False
     _session: ClassVar[Session | None] = None
     _has_a_part: ClassVar[bool] = False
 
@@ -65,6 +72,8 @@ class ContractTests:
             items = self.session().selected()
         except (DraftmarkError, RunStopped) as error:
             pytest.fail(f"{self.subject} has no verdict, because {error}", pytrace=False)
+        if not self._has_a_part:
+            _Verdicts.of(metafunc.config).add(type(self))
         metafunc.parametrize("item", items, ids=items)
 
     def test_contract(self, item: str) -> None:
@@ -97,13 +106,16 @@ class Session:
 
     Attributes:
         results: results so far.
+        error: reason why the run could not go on, as a clause; "" if there is none.
     """
 
     def __init__(self, tests: type[ContractTests]) -> None:
         self._tests = tests
         self._pool = Pool(_opening(tests), tests.limit)
         self._items: dict[str, Listed] = {}
+        self._suite = Suite.unopened(tests.subject)
         self.results: list[Result] = []
+        self.error = ""
 
     def selected(self) -> list[str]:
         """Return the ids of the selected items; the first call opens the backend.
@@ -112,10 +124,12 @@ class Session:
             DraftmarkError: it cannot be opened.
         """
         if not self._items:
-            self._pool.open()
+            opened = self._pool.open()
             self._pool.ask_for_items()
+            items, left_out = self._pool.items()
+            self._suite = Suite(opened, items, left_out)
             tiers = Tier(self._tests.tier).includes if ":" not in self._tests.subject else tuple(Tier)
-            self._items = {one.id: one for one in self._pool.items()[0] if one.tier in tiers}
+            self._items = {one.id: one for one in items if one.tier in tiers}
         return select(list(self._items), (), self._tests.k, self._tests.sample)
 
     def result(self, item: str) -> Result:
@@ -124,17 +138,56 @@ class Session:
         Raises:
             RunStopped: the run cannot go on, for a reason that is not the backend's.
         """
-        result = next(self._pool.run([self._items[item]]))
+        try:
+            result = next(self._pool.run([self._items[item]]))
+        except RunStopped as stopped:
+            self.error = str(stopped)
+            raise
         self.results.append(result)
         return result
 
-    def counts(self, selected: Sequence[str]) -> Counts:
-        """Return the counts of outcomes."""
-        return Counts.of(self.results, len(selected))
+    def verdict(self) -> Verdict:
+        """Return the verdict on the results so far."""
+        return judge(self._suite, list({one.item: one for one in self.results}.values()), self.error)
 
     def end(self) -> None:
         """End the worker process."""
         self._pool.end()
+
+
+class _Verdicts:
+    """Pytest plugin of a session: prints the verdict of each class, and ends a run of some items with exit code 2."""
+
+    def __init__(self) -> None:
+        self._classes: dict[type[ContractTests], None] = {}
+
+    @classmethod
+    def of(cls, config: pytest.Config) -> _Verdicts:
+        """Return the plugin of this session, which the first call registers."""
+        found = config.pluginmanager.get_plugin(SUMMARY)
+        if found is None:
+            config.pluginmanager.register(found := cls(), SUMMARY)
+        return found
+
+    def add(self, tests: type[ContractTests]) -> None:
+        """Judge this class at the end of the session."""
+        self._classes[tests] = None
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Replace exit code 0 of a run that gives no verdict."""
+        if exitstatus == pytest.ExitCode.OK:
+            codes = [verdict.exit_code(True, tests.allow_part) for tests, verdict in self._verdicts()]
+            session.exitstatus = max(codes, default=0)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print the verdicts, each in one line."""
+        for _, verdict in self._verdicts():
+            terminalreporter.write_line(verdict.line)
+
+    def _verdicts(self) -> list[tuple[type[ContractTests], Verdict]]:
+        """Return the verdict of each class with an item that ran."""
+        ran = [one for one in self._classes if one.session().results or one.session().error]
+        return [(one, one.session().verdict()) for one in ran]
 
 
 def _opening(tests: type[ContractTests]) -> Opening:

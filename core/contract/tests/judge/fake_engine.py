@@ -70,6 +70,8 @@ HANGING = (
     item_of("repeats.give_the_same_bits", "hangs", _hangs),
     item_of("repeats.give_the_same_bits", "after", _right),
 )
+TWO = (item_of("repeats.give_the_same_bits", "a", _right), item_of("repeats.give_the_same_bits", "b", _right))
+"""Two right items of one rule. A sample of one case runs only the first."""
 STOPPING = (
     item_of("numerics.match_float64", "killed", _killed),
     item_of("numerics.match_float64", "disk", _full_disk),
@@ -144,6 +146,7 @@ class FakeEngine:
             "STOPPED": STOPPING,
             "package.Refuses": [REFUSED],
             "package.Right": right,
+            "package.Two": TWO,
             "package.Hangs": HANGING,
         }
         return FakeTarget(items.get(target, ITEMS))

@@ -26,9 +26,20 @@ def test_install_step_names_folders_that_exist() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("target", "code"), [("fake:RIGHT", 0), ("fake:MIXED", 1)])
-def test_judge_step_writes_the_verdict_and_ends_with_its_code(tmp_path: Path, target: str, code: int) -> None:
-    """The step has the command's exit code, and leaves the verdict, the page and a summary."""
+@pytest.mark.parametrize(
+    ("target", "sample", "part", "code"),
+    [
+        ("fake:RIGHT", "0", "false", 0),
+        ("fake:MIXED", "0", "false", 1),
+        ("fake:MIXED", "1", "true", 1),
+        pytest.param("fake:package.Two", "1", "false", 2, marks=pytest.mark.slow),
+        ("fake:package.Two", "1", "true", 0),
+    ],
+)
+def test_judge_step_writes_the_verdict_and_ends_with_its_code(
+    tmp_path: Path, target: str, sample: str, part: str, code: int
+) -> None:
+    """The step has the command's exit code, and leaves the verdict, the page and a summary; a part leaves no page."""
     info = tmp_path / "path" / "fake_engine-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fake-engine\nVersion: 1.0\n")
@@ -39,7 +50,7 @@ def test_judge_step_writes_the_verdict_and_ends_with_its_code(tmp_path: Path, ta
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m draftmark_tools.cli "$@"\n')
     command.chmod(0o755)
     step = STEPS[1]
-    inputs = {"TARGET": target, "DEVICE": "cpu", "AGAINST": "", "SAMPLE": "0", "OUTPUT": "judge"}
+    inputs = {"TARGET": target, "DEVICE": "cpu", "AGAINST": "", "SAMPLE": sample, "ALLOW_PART": part, "OUTPUT": "judge"}
     assert set(step["env"]) == set(inputs)
     path = [str(info.parent), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     files = {"GITHUB_OUTPUT": str(tmp_path / "output"), "GITHUB_STEP_SUMMARY": str(tmp_path / "summary")}
@@ -49,5 +60,6 @@ def test_judge_step_writes_the_verdict_and_ends_with_its_code(tmp_path: Path, ta
     done = subprocess.run(bash, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stdout + done.stderr
     assert (tmp_path / "output").read_text() == "verdict=judge/verdict.json\n"
-    assert {one.name for one in (tmp_path / "judge").iterdir()} == {"verdict.json", "report.html", "judge.txt"}
+    written = {"verdict.json", "report.html"} if code != 2 else set()
+    assert {one.name for one in (tmp_path / "judge").iterdir()} == written | {"judge.txt"}
     assert "  fake 1.0, cpu" in (tmp_path / "summary").read_text()

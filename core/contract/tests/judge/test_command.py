@@ -141,6 +141,22 @@ def test_run_without_a_runnable_item_exits_with_1(judge: Run) -> None:
     assert "because it has no item" in empty.stdout
 
 
+def test_part_without_a_failure_gives_no_verdict(judge: Run, tmp_path: Path) -> None:
+    """A run of some items that pass exits with 2 and writes nothing; --allow-part exits with 0 and writes the JSON."""
+    part = ("fake:package.Two", "--sample", "1", "--json", str(tmp_path / "v.json"))
+    said = judge(*part, "--record", str(tmp_path / "r.json"))
+    assert said.returncode == 2 and "has no verdict on" in said.stdout, said
+    assert "because only 1 of 2 items ran: 1 passed, " in said.stdout
+    assert "not written, because the run gives no verdict; run every item, or add --allow-part" in said.stderr
+    assert not list(tmp_path.glob("*.json"))
+    said = judge(*part, "--allow-part")
+    assert said.returncode == 0 and "has no verdict on" in said.stdout and not said.stderr, said
+    record = json.loads((tmp_path / "v.json").read_text())
+    assert (record["verdict"], record["counts"]["not_run"]) == ("has no verdict", 1)
+    said = judge(*part, "--allow-part", "--record", str(tmp_path / "r.json"))
+    assert said.returncode == 2 and "--allow-part cannot be used with --record" in said.stderr, said
+
+
 def test_stopped_run_gives_no_verdict(judge: Run, tmp_path: Path) -> None:
     """If the system kills the process or the disk is full, the exit code is 2 and nothing is recorded."""
     for item, words in {

@@ -75,7 +75,7 @@ def test_reasons_of_items_that_did_not_run_are_folded_and_escaped() -> None:
     ("items", "outcome", "kind", "words"),
     [
         (["a[b]"], Outcome.PASSED, "good", "1 rule of x conforms"),
-        (["a[b]", "a[c]"], Outcome.PASSED, "cool", "only 1 of 2 items was selected"),
+        (["a[b]", "a[c]"], Outcome.PASSED, "cool", "only 1 of 2 items ran"),
         (["a[b]"], Outcome.UNJUDGED, "cool", "none of the items could run here"),
         (["a[b]"], Outcome.FAILED, "bad", "x does not conform"),
     ],

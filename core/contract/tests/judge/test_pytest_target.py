@@ -43,7 +43,7 @@ def test_items_are_tests_of_the_vendors_suite(vendor: Run) -> None:
         "run it again: draftmark judge fake:MIXED --item 'numerics.match_float64[verify]'",
         "refused: head_size not supported",
         "unjudged: there is no graph on a CPU",
-        "judge: fake:MIXED: 2 passed, 1 refused, 0 declared, 1 unjudged, 4 failed",
+        "fake:MIXED does not conform to draftmark contract 1.5: 2 passed, 1 refused, 0 declared, 1 unjudged, 4 failed",
     ):
         assert part in said.stdout, part
     assert "Traceback" not in said.stdout
@@ -55,6 +55,18 @@ def test_selected_items_run_alone(vendor: Run) -> None:
     said = vendor("--judge-target", "fake:MIXED", "-x", "-k", "match_float64")
     assert said.returncode == 1 and "1 failed, 1 passed" in said.stdout, said.stdout
     assert "1 passed" in vendor().stdout
+
+
+def test_session_with_some_items_gives_no_verdict(vendor: Run) -> None:
+    """A session that ran some items without a failure ends with 2; it ends with 0 on request, or if it ran none."""
+    part = ("--judge-target", "fake:package.Two", "-k", "bits[a] or own")
+    said = vendor(*part)
+    assert said.returncode == 2 and "2 passed" in said.stdout, said.stdout
+    assert "fake:package.Two has no verdict on draftmark contract 1.5, because only 1 of 2 items ran" in said.stdout
+    assert vendor(*part, "--judge-allow-part").returncode == 0
+    assert vendor(*part[:3], "own").returncode == 0
+    whole = vendor(*part[:2])
+    assert whole.returncode == 0 and "1 rule of fake:package.Two conforms to draftmark contract" in whole.stdout
 
 
 @pytest.mark.long

@@ -17,15 +17,18 @@ examples:
   draftmark contract my_npu -k padding
   draftmark contract my_npu --item 'numerics.match_float64[mandatory-decode]'
   draftmark contract my_npu --sample 3 --workers 2
+  draftmark contract my_npu --sample 3 --allow-part
   draftmark contract my_npu -k random_history --seed 20261122
   draftmark contract my_npu --journal run.jsonl
   draftmark contract my_npu --journal run.jsonl --tier device --json v.json
 
 Each tier includes the ones before it: sizing (integers and proofs), host (CPU
 tensors, recorded graphs), device (the hardware). The verdict names the tiers
-that were not run. With --journal a run continues where the last run with that
-file ended, also on another machine: for example, two tiers on any machine and
-the third one on the machine with the device."""
+that were not run. A run of some items of a tier (-k, --item, --sample) gives no
+verdict and exit code 2, or 0 with --allow-part if no item failed. With --journal
+a run continues where the last run with that file ended, also on another machine:
+for example, two tiers on any machine and the third one on the machine with the
+device."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

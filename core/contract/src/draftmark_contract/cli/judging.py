@@ -55,6 +55,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-x", action="store_true", dest="stop_at_first", help="stop at the first failed item")
     known = "exit with 0 if the backend conforms with known failures"
     parser.add_argument("--allow-known", action="store_true", help=known)
+    part = "exit with 0 if only some items ran and none failed, and write --json and --html; still no verdict"
+    parser.add_argument("--allow-part", action="store_true", help=part)
 
 
 def check_options(args: argparse.Namespace) -> None:
@@ -65,6 +67,8 @@ def check_options(args: argparse.Namespace) -> None:
         raise ArgumentError(f"--workers is {args.workers}, but it must be 1 or more")
     if args.limit is not None and not args.limit > 0:
         raise ArgumentError(f"--limit is {args.limit:g}, but it must be more than 0")
+    if args.allow_part and args.record:
+        raise ArgumentError("--allow-part cannot be used with --record, which keeps verdicts; write --json instead")
     if args.seed is not None and args.journal:
         raise ArgumentError("--seed cannot be used with --journal, which would mix results of two seeds; drop one")
     for option in ("json", "record", "html", "journal"):
@@ -78,6 +82,7 @@ def carry_out(args: argparse.Namespace, name: str, opening: Opening, tiers: tupl
     from ..runner.outputs import write_outputs
     from ..runner.report import failure_lines, verdict_lines
     from ..runner.run import RunOptions, run
+    from ..runner.verdict import Word
 
     if args.list:
         return _list(opening, tiers)
@@ -98,12 +103,18 @@ def carry_out(args: argparse.Namespace, name: str, opening: Opening, tiers: tupl
     if compared:
         print("\n".join(compared.lines()), flush=True)
     more = {"against": compared.as_json()} if compared else None
-    problems = write_outputs(verdict, args.json, args.record, args.html, more)
+    problems = []
+    if verdict.recorded(args.allow_part):
+        problems = write_outputs(verdict, args.json, args.record, args.html, more)
+    elif not verdict.error and (files := [one for one in (args.json, args.record, args.html) if one]):
+        every = "run every item, or add --allow-part for --json and --html" if verdict.is_part else "see the line above"
+        problems = [f"{', '.join(files)}: not written, because the run gives no verdict; {every}"]
     for problem in problems:
         print(f"draftmark {args.command}: {problem}", file=sys.stderr)
-    code = verdict.exit_code(args.allow_known)
+    code = verdict.exit_code(args.allow_known, args.allow_part)
     if compared and verdict.ran:
-        code = int(bool(compared.worse))
+        # Failures that the earlier verdict has too are forgiven, but a part stays without a verdict.
+        code = 1 if compared.worse else code * (verdict.word is Word.NONE)
     return code or (WITHOUT_VERDICT if problems else 0)
 
 

@@ -48,6 +48,7 @@ class LayerUnderTest:
     current: object = None
     marks: set[str] = field(default_factory=set)
     unjudged: str = ""
+    serves_core: bool = False
 
     def for_item(self, tier: Tier) -> LayerUnderTest:
         """Return the layer for the next item, with fresh state."""

@@ -9,11 +9,10 @@ those of `contract_tests.ContractTests`.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ..contract_tests import NOTHING_RAN, ContractTests
+from ..contract_tests import ContractTests
 
 
 class TestTarget(ContractTests):
@@ -26,6 +25,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--judge-target", metavar="ENGINE:TARGET", help="backend to judge, e.g. vllm:package.module.Class")
     group.addoption("--judge-device", metavar="DEVICE", help="torch device (default: the backend's first device)")
     group.addoption("--judge-sample", metavar="N", type=int, default=0, help="run at most N items of each rule")
+    part = "let a session that runs only some items end with exit code 0; it still gives no verdict"
+    group.addoption("--judge-allow-part", action="store_true", help=part)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -38,19 +39,10 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     if not (named := config.getoption("judge_target")):
         return
     TestTarget.subject, TestTarget.device = named, config.getoption("judge_device")
-    TestTarget.sample = config.getoption("judge_sample")
+    TestTarget.sample, TestTarget.allow_part = config.getoption("judge_sample"), config.getoption("judge_allow_part")
     try:
         find(named)
         TestTarget.session().selected()
     except DraftmarkError as error:
         raise pytest.UsageError(f"{named} has no verdict, because {error}") from error
     items += session.genitems(pytest.Module.from_parent(session, path=Path(__file__)))
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print the counts of outcomes, which are never added up."""
-    session = TestTarget._session
-    if session is not None:
-        terminalreporter.write_line(f"judge: {TestTarget.subject}: {session.counts(session.selected())}")
-        if not any(one.ran for one in session.results):
-            terminalreporter.write_line(NOTHING_RAN.format(TestTarget.subject))

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from draftmark.loaded import LoadedBackend
 from draftmark.version import CONTRACT_MAJOR
 
-from ..check import Case, Check, Need, Refused, Tier, Unjudged, all_checks, spread
+from ..check import Case, Check, ContractViolation, Need, Refused, Tier, Unjudged, all_checks, spread
 from ..failing_batch import Drawing, drawing
 from ..judge.rules import name_of
 from ..profiles import OF_STATE, Features
@@ -124,6 +124,10 @@ class UnderTest(Protocol):
     def for_item(self, tier: Tier) -> UnderTest:
         """Return the subject for the next item, with fresh state."""
 
+    @property
+    def serves_core(self) -> bool:
+        """True if the subject must serve the core profile, so that a refused core item fails."""
+
     def admits(self, error: Refused | Unjudged) -> bool:
         """Return True if an item may end with this error; otherwise the error counts as a failure."""
 
@@ -159,6 +163,7 @@ def run_item(item: Item, subject: UnderTest, known: Sequence[KnownFailure] = (),
     return Result(item.id, item.tier.value, outcome, message, seconds, tuple(sorted(subject.marks)), drawn)
 
 
+CORE_REMEDY = "accept it in supports(), because every backend serves the core profile"
 PARTLY_REFUSED = "partly refused"
 """Mark of an item that was judged on only some of its geometries because the others were refused."""
 
@@ -176,7 +181,9 @@ def _run(item: Item, subject: UnderTest, limit: float) -> tuple[Outcome, str, Dr
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # A plugin may raise any exception, including SystemExit.
-        if isinstance(error, (Refused, Unjudged)) and subject.admits(error):
+        if isinstance(error, Refused) and subject.admits(error) and subject.serves_core and not item.needs:
+            error = ContractViolation("a geometry of the core profile is refused", got=str(error), remedy=CORE_REMEDY)
+        elif isinstance(error, (Refused, Unjudged)) and subject.admits(error):
             return Outcome.REFUSED if isinstance(error, Refused) else Outcome.UNJUDGED, str(error), None
         if stopped := exhausted(error, item.id):
             raise stopped from error

@@ -21,11 +21,9 @@ def write_outputs(
 ) -> list[str]:
     """Write the full JSON, the short record and the HTML page. Return one sentence for each file that failed.
 
-    A path of None skips that file. `more` has further keys for the JSON. A run without a verdict writes
-    nothing, see `Verdict.error`.
+    A path of None skips that file. `more` has further keys for the JSON. The caller writes only what
+    `Verdict.recorded` allows.
     """
-    if verdict.error:
-        return []
     makers: list[tuple[str | None, Callable[[Verdict], str]]] = [
         (json_path, lambda one: as_text({**full_record(one), **(more or {})})),
         (record_path, lambda one: as_text(short_record(one))),

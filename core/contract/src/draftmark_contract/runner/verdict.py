@@ -130,7 +130,10 @@ class Verdict:
 
     @property
     def word(self) -> Word:
-        """The verdict. Refused or declared core items give DOES_NOT; an unjudged core or an error gives NONE."""
+        """The verdict. Only a failed item, or a declared failure of the core, gives DOES_NOT.
+
+        An error, a run of only some items, and a core that is not judged give NONE.
+        """
         if self.error:
             return Word.NONE
         if self.counts.failed:
@@ -139,7 +142,7 @@ class Verdict:
             return Word.NONE
         if self.kind is Kind.LAYER:
             return Word.CONFORMS if self.ran else Word.NONE
-        if self.core.get("refused") or self.core.get("declared"):
+        if self.core.get("declared"):
             return Word.DOES_NOT
         if Profile.CORE not in self.profiles:
             return Word.NONE
@@ -150,20 +153,32 @@ class Verdict:
         """True if the backend conforms and has no known failures."""
         return self.word is Word.CONFORMS
 
-    def exit_code(self, allow_known: bool = False) -> int:
-        """Return 0 for a backend that conforms, or for a selection of items without a failure; else 1.
+    def exit_code(self, allow_known: bool = False, allow_part: bool = False) -> int:
+        """Return 0 for a backend that conforms, 1 for one that does not, and 2 for a run without a verdict.
 
-        A selection in which every item was refused also returns 1. A run that gives no verdict for
-        a reason outside the backend returns 2.
+        A layer of an engine gives 1 if none of its items could run.
 
         Args:
-            allow_known: also return 0 with declared failures.
+            allow_known: return 0 also with declared failures.
+            allow_part: return 0 also for a run of only some items, if at least one ran and none failed.
         """
-        if self.error:
-            return WITHOUT_VERDICT
-        selection = self.word is Word.NONE and not self.complete and self.ran
-        good = self.word in (Word.CONFORMS, Word.WITH_KNOWN) or selection
-        return int(not good or bool(self.counts.declared and not allow_known))
+        if self.word is Word.NONE:
+            if self.kind is Kind.LAYER and not self.error and not self.ran:
+                return 1
+            if not (allow_part and self.is_part):
+                return WITHOUT_VERDICT
+        elif self.word is Word.DOES_NOT:
+            return 1
+        return int(bool(self.counts.declared and not allow_known))
+
+    @property
+    def is_part(self) -> bool:
+        """True for a run of only some items to its end, in which at least one item ran and none failed."""
+        return self.word is Word.NONE and not self.error and not self.complete and self.ran
+
+    def recorded(self, allow_part: bool = False) -> bool:
+        """Return True if output files are written: the run gives a verdict, or it is a part and `allow_part` is set."""
+        return self.word is not Word.NONE or (allow_part and self.is_part)
 
     @property
     def ran(self) -> bool:
@@ -208,7 +223,7 @@ class Verdict:
         none = "" if self.ran else ", and none of them could run here"
         refused = all(result.outcome is Outcome.REFUSED for result in self.results)
         none = ", and the backend refuses all of them" if refused else none
-        return f"only {ran:,} of {items:,} items {'was' if ran == 1 else 'were'} selected{none}"
+        return f"only {ran:,} of {items:,} items ran{none}"
 
     @property
     def _unmet_core(self) -> str:
