@@ -9,7 +9,7 @@ from threading import Lock, Thread
 
 from draftmark import Geometry, LoadedBackend, prepares_kernels
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger(__package__)
 
 Work = tuple[LoadedBackend, tuple[Geometry, ...]]
 

@@ -20,7 +20,7 @@ from .state_kernels import gated_delta_inputs
 from .state_memory import active_states
 from .state_shapes import ARCHITECTURES, Family
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger(__package__)
 
 
 class LinearBackend(Mamba2AttnBackend):  # type: ignore[misc]  # sglang has no types here
