@@ -77,9 +77,10 @@ def mutants() -> dict[str, Mutant]:
 def kills_page() -> str:
     """Return the page of mutants and of the checks that fail on each, as Markdown."""
     from core.contract.tests.mutants.__main__ import today
+    from core.contract.tests.mutants.classes import section
     from core.contract.tests.mutants.kills_page import DATA, KillsPage
 
-    return KillsPage(DATA, today()).page()
+    return KillsPage(DATA, today()).page() + section()
 
 
 def mutation_page() -> str:

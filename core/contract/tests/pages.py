@@ -37,6 +37,28 @@ def assert_self_contained(page: str) -> None:
     assert parser.open == []
 
 
+LONGEST = 16
+"""Most characters of a word that a page does not break; a table has at most seven columns of them."""
+UNBROKEN = r"<t[dh](?: class=\"(?:n|short)\")[^>]*>([^<]*)|<tr class=\"head\">(.*?)</tr>"
+"""Cells that are never broken: numbers, short words and the heads of tables."""
+
+
+def assert_fits(page: str) -> None:
+    """Check that nothing on a page is wider than its window, so that it has no sideways scroll.
+
+    Text breaks anywhere, messages wrap, drawings shrink, and words in cells that do not break are short.
+    """
+    style = page.partition("<style>")[2].partition("</style>")[0]
+    wide = style.partition("@media (max-width")[0]
+    rules = {one.strip(): body for one, body in re.findall(r"([^{}]+)\{([^{}]*)\}", wide)}
+    assert "overflow-wrap: anywhere" in rules["body"] and "max-width: 72rem" in rules["body"]
+    assert "white-space: pre-wrap" in rules["pre"] and "max-width: 100%" in rules["svg"]
+    assert [one for one, body in rules.items() if "nowrap" in body] == ["td.n, th.n"]
+    assert not re.search(r'style="[^"]*(width|nowrap)', page)
+    cells = [re.sub(r"<[^>]*>", " ", cell or head) for cell, head in re.findall(UNBROKEN, page)]
+    assert max((len(word) for cell in cells for word in cell.split()), default=0) <= LONGEST
+
+
 def drawings(page: str) -> list[ElementTree.Element]:
     """Return the SVG drawings of a page."""
     return [ElementTree.fromstring(one) for one in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pages import assert_self_contained, details_open, wrong_cells
+from pages import assert_fits, assert_self_contained, details_open, wrong_cells
 from verdicts import judge, verdict
 
 from draftmark import Geometry, LoadedBackend
@@ -65,6 +65,17 @@ def test_page_is_self_contained(short_buffer: str, wrong_row: str) -> None:
     for text in (short_buffer, wrong_row):
         assert_self_contained(text)
         assert str(Path(__file__).parents[3]) not in text
+
+
+def test_page_has_no_sideways_scroll(short_buffer: str, wrong_row: str) -> None:
+    """Nothing on a page is wider than its window, whatever the names and messages of a plugin are."""
+    item, message = all_items()[0].id, f"RuntimeError: {'x' * 400}\n  got: {'y' * 400}"
+    ends = {Outcome.FAILED: {item}, Outcome.REFUSED: {one.id for one in all_items() if Profile.SINKS in one.needs}}
+    judged = verdict(
+        lambda one: next((Result(one.id, one.tier.value, o, message) for o, ids in ends.items() if one.id in ids), None)
+    )
+    for text in (short_buffer, wrong_row, page(replace(judged, backend="z" * 200))):
+        assert_fits(text)
 
 
 def test_first_failure_has_its_batch_and_its_command(short_buffer: str) -> None:

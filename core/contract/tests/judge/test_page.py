@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 import pytest
-from pages import assert_self_contained, details_open, wrong_cells
+from pages import assert_fits, assert_self_contained, details_open, wrong_cells
 
 from draftmark_contract.check import Tier
 from draftmark_contract.judge.layer import LayerUnderTest
@@ -45,6 +45,7 @@ def verdict(
 def test_wrong_rows_are_drawn(faulty: str) -> None:
     """The first wrong rule is unfolded: its batch is drawn with the wrong rows marked, and its command is printed."""
     assert_self_contained(faulty)
+    assert_fits(faulty)
     assert details_open(faulty, "1. numerics.match_float64")
     assert wrong_cells(faulty) and all(": wrong output" in one for one in wrong_cells(faulty))
     assert "draftmark judge fake:PAGED --item" in faulty and "engine" in faulty and "fake 1.0" in faulty

@@ -20,6 +20,7 @@ import torch
 from draftmark_contract.runner.identity import SUITE, identity_of
 
 from . import catalog, suite
+from .classes import section
 from .kills_page import DATA, KillsPage, Pair
 from .mutant import LAYOUTS
 
@@ -51,7 +52,7 @@ def main() -> int:
             page.note((one, layout), checks)
     page.save()
     args.page.parent.mkdir(parents=True, exist_ok=True)
-    args.page.write_text(page.page(), encoding="utf-8")
+    args.page.write_text(page.page() + section(), encoding="utf-8")
     survivors = [f"{one} in {layout}" for one, layout in page.survivors()]
     print(f"{page.counts()} Survivors: {', '.join(survivors) or 'none'}. Page: {args.page}")
     return 1 if survivors else 0

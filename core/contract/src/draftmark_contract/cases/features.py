@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import product
+from itertools import combinations, product
 from typing import Any
 
 from draftmark.geometry import CORE_MODES, LAYOUT_FORMS, AttentionShape, Mode
@@ -122,11 +122,15 @@ def modules() -> list[Case]:
 
 
 def products() -> list[Case]:
-    """Return forwards in which every two features meet, and every feature meets every mode, with and without fp8 KV."""
+    """Return forwards in which every two features meet, and every feature meets every mode, with and without fp8 KV.
+
+    Every two features also meet without the others in a VERIFY, so a backend that refuses other features meets both.
+    """
     axes = {"mode": tuple(Mode), **dict.fromkeys(FREE, (False, True))}
+    pairs: list[Point] = [{"mode": Mode.VERIFY, **{one: one in two for one in FREE}} for two in combinations(FREE, 2)]
     found = []
-    for stored in ("as-q", Profile.FP8):
-        points = covering(axes, random.Random(f"products {stored}"), possible=_possible)
+    for stored, first in (("as-q", pairs), (Profile.FP8, ())):
+        points = covering(axes, random.Random(f"products {stored}"), first, _possible)
         for n, point in enumerate(points):
             dice = random.Random(f"product {stored} {n}")
             shape = {name: dice.choice(values) for name, values in SHAPE_AXES.items()}

@@ -34,7 +34,10 @@ class Turns:
 
 
 def triples() -> list[Case]:
-    """Return drawn triples of geometries: in core modes on two page sizes, and in seven modes with forms or without."""
+    """Return drawn triples of geometries: in core modes on two page sizes, and in seven modes with forms or without.
+
+    The third of "twins" equals the first, as those of two MTP modules do.
+    """
     kinds = {
         "chain": (CORE_MODES, 16, (), 1, 0.0),
         "core": (CORE_MODES, 16, (), 3, 20.0),
@@ -43,6 +46,8 @@ def triples() -> list[Case]:
         "seven-forms": (tuple(Mode), 16, LAYOUT_FORMS, 3, 20.0),
     }
     drawn = [Turns(name, _triple(name, *kind)) for name, kind in kinds.items()]
+    full, window, _ = drawn[0].geometries
+    drawn.append(Turns("twins", (full, window, full)))
     return [Case(one.name, one, SINCE, one.geometries) for one in drawn]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -39,7 +40,8 @@ def is_left_as_it_was(subject: BackendUnderTest, forwards: Sequence[ForwardCase]
 
     Settings, modes, random generators and functions of torch, Python and numpy are state. So are environment variables,
     signal handlers, warnings filters, loggers, import paths, locale, current folder, limits and threads. Every call
-    runs under two sets of settings, so a setting that a backend writes once shows in one of them.
+    runs under two sets of settings, so a setting that a backend writes once shows in one of them. Further opens leave
+    no file open.
     """
     from ..harness.calls import calls_of
     from ..harness.process_state import changed, process_state
@@ -64,8 +66,32 @@ def is_left_as_it_was(subject: BackendUnderTest, forwards: Sequence[ForwardCase]
                     bug="sglang#29413",
                     remedy="pass the setting to the call that needs it, use a Generator of your own, or restore it",
                 )
+    _assert_opens_leave_no_file(subject, forwards[0])
 
 
+def _assert_opens_leave_no_file(subject: BackendUnderTest, forward: ForwardCase) -> None:
+    """Open a backend again and again, and raise `ContractViolation` if each open leaves a file open."""
+    from ..harness.harness import Harness
+    from ..harness.native_memory import open_files
+
+    harness = Harness(subject, forward.geometry, forward.num_pages)
+    before = open_files()
+    for _ in range(OPENS):
+        harness = harness.fresh()
+    del harness
+    gc.collect()
+    if (left := open_files() - before) >= OPENS:
+        raise ContractViolation(
+            f"{OPENS} opens leave {left} files open",
+            batch=brief(forward.geometry),
+            got=f"{left} more file descriptors",
+            expected="none, once the backends are dropped",
+            remedy="close the file when the backend is dropped, or open it once in a process",
+        )
+
+
+OPENS = 4
+"""Number of opens that may leave no file open."""
 LOOKED_AT = frozenset((*range(255, 258), 1000, *range(4095, 4098), *range(65_535, 65_538), PLANS - 1))
 """Plans after which a whole forward is checked; an interpreter is too slow to check every one."""
 

@@ -29,7 +29,9 @@ class TutorialParts(Backend):
             if q_len == 0:
                 continue
             prefix = batch.prefix_lens[request].long()
-            stored = (torch.arange(self.width, device=q.device) < prefix + tail_len)[:, None, None]
+            key = torch.arange(self.width, device=q.device)
+            oldest = prefix - self.window if self.window >= 0 else 0
+            stored = ((key >= oldest) & (key < prefix + tail_len))[:, None, None]
             k, v = (
                 torch.where(stored, self.pages(one, batch.page_table[request]).float(), 0.0).repeat_interleave(
                     self.shape.group_size, dim=1
