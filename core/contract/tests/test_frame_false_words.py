@@ -321,6 +321,15 @@ def test_whole_file_replaces_the_earlier_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_control_characters_of_a_plugin_are_not_printed(plugin: Plugin) -> None:
+    """A plugin's error cannot colour, clear or retitle the terminal; its words are printed."""
+    folder = plugin("def act():\n    raise RuntimeError('\\x1b[31mleak\\x1b]0;title\\x07 \\x9b2J end')\n")
+    code, text = folder.run("odd", "--tier", "sizing", "-k", ONE)
+    assert code == 1 and "leak" in text and " end" in text, text
+    assert not {"\x1b", "\x07", "\x9b"} & set(text)
+
+
+@pytest.mark.long
 def test_first_failure_ends_the_run_with_x(plugin: Plugin) -> None:
     """With -x the run ends at the first failed item, and the verdict counts the remaining items as not run."""
     folder = plugin("def act():\n    raise RuntimeError('no')\n")

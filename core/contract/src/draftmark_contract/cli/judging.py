@@ -78,6 +78,8 @@ def check_options(args: argparse.Namespace) -> None:
 
 def carry_out(args: argparse.Namespace, name: str, opening: Opening, tiers: tuple[Tier, ...] = ()) -> int:
     """Judge one backend: print the verdict, write the files, and return the exit code."""
+    from draftmark_tools.cli.rendering import printable
+
     from ..runner.against import compare, read
     from ..runner.outputs import write_outputs
     from ..runner.report import failure_lines, verdict_lines
@@ -98,10 +100,11 @@ def carry_out(args: argparse.Namespace, name: str, opening: Opening, tiers: tupl
         args.stop_at_first,
     )
     verdict = run(name, opening, options, f"draftmark {args.command}")
-    print("\n".join([*failure_lines(verdict), *verdict_lines(verdict)]), flush=True)
+    # Messages have the words of a backend, which may contain a terminal's control characters.
+    print(printable("\n".join([*failure_lines(verdict), *verdict_lines(verdict)])), flush=True)
     compared = compare(verdict, earlier) if earlier and not verdict.error else None
     if compared:
-        print("\n".join(compared.lines()), flush=True)
+        print(printable("\n".join(compared.lines())), flush=True)
     more = {"against": compared.as_json()} if compared else None
     problems = []
     if verdict.recorded(args.allow_part):
