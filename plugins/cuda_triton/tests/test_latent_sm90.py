@@ -36,22 +36,25 @@ def latent(heads=16, value=512, rest=64, page=64, dtype="bfloat16", kv_dtype="",
 @pytest.mark.parametrize(
     ("value", "rest", "stages"),
     [
-        (512, 64, (2, 3, 2)), (512, 32, (2, 3, 2)), (512, 0, (2, 3, 2)), (256, 64, (4, 4, 2)), (128, 32, (4, 4, 2)),
+        (512, 64, (2, 3, 3, 2)), (512, 32, (2, 3, 3, 2)), (512, 0, (2, 3, 3, 2)), (256, 64, (4, 4, 3, 2)),
+        (256, 0, (4, 4, 3, 2)), (128, 32, (4, 4, 4, 2)),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("page", [8, 16, 48, 64])
 def test_hopper_kernels_serve_rows_of_models(value, rest, stages, page):
     """On sm_90 batches of any number of rows and heads take a Hopper kernel, with the stages that fit."""
-    small, large = (Kernel.SM90_LATENT, "bfloat16", stages[0]), (Kernel.SM90_LATENT_RS, "bfloat16", stages[1])
-    e4m3 = Kernel.SM90_LATENT_RS, E4M3, stages[2]
-    for heads, rows, num_reqs, (kernel, kv_dtype, count) in (
-        (1, 1, 1, small), (20, 3, 8, small), (20, 4, 8, large), (128, 1, 1, large), (16, 4, 118, small),
-        (16, 4, 120, large), (1, 1, 1, e4m3), (20, 3, 200, e4m3),
+    few = (Kernel.SM90_LATENT if value == 512 else Kernel.SM90_LATENT_RS), "bfloat16", stages[0], 64
+    many = Kernel.SM90_LATENT_RS, "bfloat16", stages[1], 64
+    large = Kernel.SM90_LATENT_RS, "bfloat16", stages[2], 128 if value == 256 else 64
+    e4m3 = Kernel.SM90_LATENT_RS, E4M3, stages[3], 64
+    for heads, rows, num_reqs, (kernel, kv_dtype, count, keys) in (
+        (1, 1, 1, few), (20, 3, 8, few), (16, 4, 118, few), (16, 4, 120, many), (20, 4, 8, large), (128, 1, 1, large),
+        (1, 1, 1, e4m3), (20, 3, 200, e4m3),
     ):  # fmt: skip
         shape = latent(heads, value, rest, page, "bfloat16", kv_dtype)
         config = select.select_config(shape, H200, rows, num_reqs=num_reqs)
         assert config.kernel is kernel
-        assert (config.num_consumer_wgs, config.block_m, config.num_stages) == (3, 64, count)
+        assert (config.num_consumer_wgs, config.block_m, config.block_n, config.num_stages) == (3, 64, keys, count)
         assert config in select.config_candidates(shape, H200)
 
 
@@ -105,6 +108,7 @@ def test_rows_of_q_with_two_pitches_take_another_kernel():
         (latent(128), 4), (latent(20, page=16, sinks=True, window_left=100), 4), (latent(rest=0), 4),
         (latent(12, 256), 4), (latent(40, 128, 32, 48), 4), (latent(128), 200), (latent(128, kv_dtype=E4M3), 4),
         (latent(20, page=16, kv_dtype=E4M3, window_left=100), 4), (latent(12, 256, kv_dtype=E4M3), 4),
+        (latent(12, 256, page=48), 200),
     ],
     ids=str,
 )  # fmt: skip
@@ -116,7 +120,8 @@ def test_hopper_kernels_compile_without_serialized_products(monkeypatch, tmp_pat
     geometry = Geometry.create(shape, Limits(num_reqs, 4096), DraftShape(4, 4, 32, 4), H200, modes)
     name = "attend_latent_rs" if num_reqs > 4 or shape.kv_dtype == E4M3 else "attend_latent"
     found = [one for one in kernel_list.kernels_of(geometry, 90) if one.kernel.__name__ == name]
-    assert len(found) == 3
+    kinds = [dict(one.constexprs)[one.kernel.arg_names.index("TAIL_KIND"),] for one in found]
+    assert sorted(set(kinds)) == [0, 1, 2]
     for one in found:
         binary = one.compile()
         assert binary.metadata.shared <= SMEM_BYTES

@@ -34,7 +34,9 @@ MODES = (Mode.DECODE, Mode.VERIFY, Mode.RAGGED_VERIFY, Mode.DRAFT, Mode.DRAFT_BL
 NUM_SMS = (1, 2, 5, 16, 132)
 """Numbers of SMs that geometries declare. Few give long splits and the kernel with q in registers, many give short
 splits and the kernel with q in shared memory."""
-NUM_SHAPES = 50
+NUM_SHAPES = 52
+SCALE = 192**-0.5
+"""Softmax scale of most shapes. With another one, q is drawn larger or smaller, so that scores are alike."""
 E4M3 = "float8_e4m3fn"
 PORTABLE = "attend_decode_verify"
 """Kernel for tensors that TMA cannot load, which no batch here has."""
@@ -53,6 +55,9 @@ def shapes(count: int = NUM_SHAPES) -> list[AttentionShape]:
     found += [
         _shape(12, 512, 64, 64, kv_dtype=E4M3, window_left=100), _shape(96, 512, 64, 32, kv_dtype=E4M3, sinks=True),
         _shape(16, 512, 64, 64, "float16", kv_dtype=E4M3, logits_soft_cap=3.0),
+        # q beyond the range of float16
+        _shape(128, 512, 64, 64, kv_dtype=E4M3, softmax_scale=SCALE * 2**-18),
+        _shape(20, 256, 64, 16, kv_dtype=E4M3, softmax_scale=SCALE * 2**24),
     ]  # fmt: skip
     heads, parts = (128, 96, 64, 40, 32, 20, 16, 12, 5, 1), ((512, 64), (512, 0), (256, 64))
     pages = (64, 16)
@@ -61,11 +66,12 @@ def shapes(count: int = NUM_SHAPES) -> list[AttentionShape]:
 
 
 def _shape(
-    heads: int, value: int, rest: int, page: int, dtype: str = "bfloat16", kv_dtype: str = "", **fields
-) -> AttentionShape:
+    heads: int, value: int, rest: int, page: int, dtype: str = "bfloat16", kv_dtype: str = "",
+    softmax_scale: float = SCALE, **fields,
+) -> AttentionShape:  # fmt: skip
     return AttentionShape(
-        heads, 1, value + rest, page, dtype, kv_dtype or dtype, softmax_scale=192**-0.5, value_dim=value, latent=True,
-        **fields,
+        heads, 1, value + rest, page, dtype, kv_dtype or dtype, softmax_scale=softmax_scale, value_dim=value,
+        latent=True, **fields,
     )  # fmt: skip
 
 
@@ -83,6 +89,10 @@ def problems(seed: int, device: str, count: int = NUM_SHAPES) -> Iterator[Proble
             forms += (Form.LATENT_PARTS,)
         limits = {"batch_invariant": True} if chance.random() < 0.1 else {}
         found = draw(shape, chance.choice(MODES), seed, device, sizes, forms, **limits)
+        found.q *= SCALE / (shape.softmax_scale or SCALE)
+        if shape.kv_dtype == shape.q_dtype and chance.random() < 0.1:
+            # Rows of q with two pitches, which TMA cannot load
+            found.q = torch.cat((found.q, found.q[:, :1]), 1)[:, :-1]
         profile = replace(found.geometry.device, num_sms=chance.choice(NUM_SMS))
         found.geometry = replace(found.geometry, device=profile)
         yield found
@@ -92,8 +102,8 @@ def problems(seed: int, device: str, count: int = NUM_SHAPES) -> Iterator[Proble
 def kernels(count: int = NUM_SHAPES) -> list[KernelSpec]:
     """Return the kernels of the first `count` shapes, with log-sum-exps, for causal, tree and block tails."""
     found: dict[KernelSpec, None] = {}
-    # No kernel is compiled for a number of heads, except for one head.
-    kinds = dict.fromkeys(replace(one, num_qo_heads=min(one.num_qo_heads, 2)) for one in shapes(count))
+    # No kernel is compiled for a number of heads, except for one head. 20 heads have requests of one row tile and more.
+    kinds = dict.fromkeys(replace(one, num_qo_heads=1 if one.num_qo_heads == 1 else 20) for one in shapes(count))
     for shape, trees, sms in product(kinds, (False, True), (NUM_SMS[0], NUM_SMS[-1])):
         geometry = Geometry.create(
             shape, Limits(3, 2000, 16, row_budgets=(16,)), DraftShape(2, 2, 4, 4), DeviceProfile("cuda", 90, sms),

@@ -34,6 +34,8 @@ SM90_VALUE_DIMS, SM90_REST_DIMS = (128, 256, 512), (0, 32, 64)
 """Elements of both parts of a row for which `kernels_sm90.latent` is written."""
 SM90_BLOCK_M, SM90_BLOCK_N = 64, 64
 """Packed rows of a row tile, and keys of a KV tile, of `kernels_sm90.latent`."""
+SM90_WIDE_BLOCK_N, SM90_WIDE_VALUE_DIM = 128, 256
+"""Keys of a wide KV tile, and value columns of the rows that can have it (`sm90_block_n`)."""
 SM90_PARTITIONS = 3
 """Consumer warp groups of `kernels_sm90.latent`: one for the softmax, two for the values."""
 SM90_RESERVED_BYTES = 2 << 10
@@ -55,16 +57,32 @@ def decode_config(shape: AttentionShape, device: DeviceProfile, rows: int, num_r
     """Return the configuration of a decode or verify batch: a Hopper kernel's where one serves the shape."""
     if reasons_against_sm90(shape, device):
         return latent_config(shape, device, rows)
-    return sm90_config(shape, rs_pays(device, rows, num_reqs))
+    return sm90_config(shape, rs_pays(shape, device, rows, num_reqs), sm90_block_n(shape, rows))
 
 
-def rs_pays(device: DeviceProfile, rows: int, num_reqs: int) -> bool:
-    """Return True if rows in q's dtype take `kernels_sm90.latent_rs`: requests of two row tiles or more.
+def rs_pays(shape: AttentionShape, device: DeviceProfile, rows: int, num_reqs: int) -> bool:
+    """Return True if rows in q's dtype take `kernels_sm90.latent_rs`: requests of two row tiles or more, narrow values.
 
     One row tile a request is bound by bytes, and `kernels_sm90.latent` begins each split sooner, unless there are so
-    many requests that splits are long.
+    many requests that splits are long. With narrow values, `latent_rs` holds p in registers.
     """
-    return rows > SM90_BLOCK_M or 10 * num_reqs >= 9 * device.num_sms
+    many = rows > SM90_BLOCK_M or 10 * num_reqs >= 9 * device.num_sms
+    return many or shape.value_width <= SM90_WIDE_VALUE_DIM
+
+
+def sm90_block_n(shape: AttentionShape, rows: int) -> int:
+    """Return the keys of a KV tile for requests of `rows` packed rows.
+
+    The products of a tile of 64 keys of 256 + 64 elements take less time than its softmax and messages. With one row
+    tile a request bytes take more time than both.
+    """
+    return max(_block_ns(shape)) if rows > SM90_BLOCK_M else SM90_BLOCK_N
+
+
+def _block_ns(shape: AttentionShape) -> tuple[int, ...]:
+    """Return the keys of a KV tile of a Hopper kernel, for any number of rows."""
+    wide = shape.value_width == SM90_WIDE_VALUE_DIM and shape.kv_dtype == shape.q_dtype
+    return (SM90_BLOCK_N, SM90_WIDE_BLOCK_N) if wide else (SM90_BLOCK_N,)
 
 
 def reasons_against_sm90(shape: AttentionShape, device: DeviceProfile) -> list[str]:
@@ -84,39 +102,45 @@ def reasons_against_sm90(shape: AttentionShape, device: DeviceProfile) -> list[s
     return reasons
 
 
-def sm90_config(shape: AttentionShape, rs: bool = False) -> KernelConfig:
+def sm90_candidates(shape: AttentionShape) -> tuple[KernelConfig, ...]:
+    """Return every configuration of a Hopper kernel that `decode_config` and `adapt_to_cache` can return."""
+    return tuple(sm90_config(shape, rs, block_n) for block_n in _block_ns(shape) for rs in (False, True))
+
+
+def sm90_config(shape: AttentionShape, rs: bool = False, block_n: int = SM90_BLOCK_N) -> KernelConfig:
     """Return the configuration of a Hopper kernel, with the stages that fit in shared memory next to q and p.
 
     Args:
         rs: `kernels_sm90.latent_rs`, which e4m3 rows always take, instead of `latent`.
     """
     if rs or shape.kv_dtype == E4M3:
-        return _rs_config(shape)
+        return _rs_config(shape, block_n)
     row = 2 * shape.head_dim
-    free = smem_bytes_of(SM90) - SM90_RESERVED_BYTES - SM90_BLOCK_M * (row + 2 * SM90_BLOCK_N)
-    stages = min(SM90_MAX_STAGES, free // (SM90_BLOCK_N * row))
-    return KernelConfig(SM90_BLOCK_M, SM90_BLOCK_N, 4, stages, 1, Kernel.SM90_LATENT, SM90_PARTITIONS)
+    free = smem_bytes_of(SM90) - SM90_RESERVED_BYTES - SM90_BLOCK_M * (row + 2 * block_n)
+    stages = min(SM90_MAX_STAGES, free // (block_n * row))
+    return KernelConfig(SM90_BLOCK_M, block_n, 4, stages, 1, Kernel.SM90_LATENT, SM90_PARTITIONS)
 
 
-def _rs_config(shape: AttentionShape) -> KernelConfig:
+def _rs_config(shape: AttentionShape, block_n: int) -> KernelConfig:
     """Return the configuration of `kernels_sm90.latent_rs`: stages in q's dtype next to q, p, and e4m3 chunks."""
     width, rest, raw, chunks = shape.value_width, shape.head_dim - shape.value_width, 0, 0
     if shape.kv_dtype == E4M3:
         chunks = RS_RAW_CHUNKS
-        raw = SM90_BLOCK_N * 2 * (chunks * min(128, width // 2) + rest)
-    fixed = RS_QUERY_COLUMNS.get(width, 0) + SM90_BLOCK_N + (rs_rest_stages(width, chunks) + 1) * rest
-    free = smem_bytes_of(SM90) - RS_RESERVED_BYTES - 2 * SM90_BLOCK_M * fixed - raw
-    stages = min(RS_E4M3_STAGES if chunks else SM90_MAX_STAGES, free // (2 * SM90_BLOCK_N * width))
+        raw = block_n * 2 * (chunks * min(128, width // 2) + rest)
+    queries = RS_QUERY_COLUMNS.get(width, 0) + (rest if block_n == SM90_BLOCK_N else 0)
+    fixed = 2 * SM90_BLOCK_M * (queries + block_n) + 2 * block_n * rest * rs_rest_stages(width, block_n, chunks)
+    free = smem_bytes_of(SM90) - RS_RESERVED_BYTES - fixed - raw
+    stages = min(RS_E4M3_STAGES if chunks else SM90_MAX_STAGES, free // (2 * block_n * width))
     return KernelConfig(
-        SM90_BLOCK_M, SM90_BLOCK_N, 4, stages, 1, Kernel.SM90_LATENT_RS, SM90_PARTITIONS, num_fp8_stages=chunks
+        SM90_BLOCK_M, block_n, 4, stages, 1, Kernel.SM90_LATENT_RS, SM90_PARTITIONS, num_fp8_stages=chunks
     )
 
 
-def rs_rest_stages(value_width: int, raw_chunks: int) -> int:
+def rs_rest_stages(value_width: int, block_n: int, raw_chunks: int) -> int:
     """Return the stages of the rests of key tiles in `kernels_sm90.latent_rs`."""
     if raw_chunks:
         return RS_E4M3_STAGES
-    return 1 if value_width > 256 else 2
+    return 1 if value_width > 256 or block_n > SM90_BLOCK_N else 2
 
 
 def portable_config(shape: AttentionShape, device: DeviceProfile, config: KernelConfig) -> KernelConfig:

@@ -88,8 +88,8 @@ def config_candidates(shape: AttentionShape, device: DeviceProfile) -> tuple[Ker
 @lru_cache(maxsize=256)
 def _candidates(shape: AttentionShape, device: DeviceProfile) -> tuple[KernelConfig, ...]:
     if shape.latent:
-        hopper = [] if latent.reasons_against_sm90(shape, device) else [False, True]
-        return (*latent.latent_candidates(shape, device), *(latent.sm90_config(shape, rs) for rs in hopper))
+        hopper = () if latent.reasons_against_sm90(shape, device) else latent.sm90_candidates(shape)
+        return (*latent.latent_candidates(shape, device), *hopper)
     tiles = [generic_config(shape, device, True)]
     if shape.q_dtype != "float32":
         tiles.append(generic_config(shape, device, False))
@@ -150,7 +150,7 @@ def adapt_to_cache(
     """
     if config.kernel.is_latent:
         if config.kernel is Kernel.SM90_LATENT_RS and not flat_q and shape.kv_dtype == shape.q_dtype:
-            config = latent.sm90_config(shape)
+            config = latent.sm90_config(shape, block_n=config.block_n)
         serves = tma_boxes and (flat_q or config.kernel is Kernel.SM90_LATENT)
         return config if serves else latent.portable_config(shape, device, config)
     if config.kernel.is_sm90:

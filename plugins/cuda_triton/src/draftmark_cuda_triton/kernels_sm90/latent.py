@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from .decode_verify import first_rows_of_tile, row_tile_start
 from .gluon_compat import thread_barrier
-from .latent_config import make_latent_constants
+from .latent_config import UNALIGNED, UNSPECIALIZED, make_latent_constants
 from .latent_pipeline import allocate_queries, make_exchange, make_latent_pipeline
 from .latent_producer import load_latent_tiles
 from .latent_softmax import run_softmax
@@ -103,33 +103,7 @@ def start_latent(
     )  # fmt: skip
 
 
-@gluon.jit(
-    do_not_specialize=[
-        "q_len",
-        "tail_len",
-        "num_reqs",
-        "num_rows",
-        "group",
-        "mask_words",
-        "window_left",
-        "stride_q_row",
-        "stride_q_head",
-        "stride_out_row",
-        "stride_out_head",
-        "stride_table",
-        "num_pages",
-    ],
-    do_not_specialize_on_alignment=[
-        "sinks",
-        "lse",
-        "work",
-        "prefix_lens",
-        "q_indptr",
-        "page_table",
-        "tail_mask",
-        "tail_depth",
-    ],
-)
+@gluon.jit(do_not_specialize=UNSPECIALIZED, do_not_specialize_on_alignment=UNALIGNED)
 def attend_latent(
     q, k_source, v_source, sinks, out, lse, partial_out, partial_lse, work, prefix_lens, q_indptr, page_table,
     tail_mask, tail_depth, q_len, tail_len, num_reqs, num_rows, group, mask_words, window_left, scale, cap,

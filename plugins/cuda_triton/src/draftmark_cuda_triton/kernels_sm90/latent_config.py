@@ -7,6 +7,14 @@ from dataclasses import dataclass
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+UNSPECIALIZED = [
+    "q_len", "tail_len", "num_reqs", "num_rows", "group", "mask_words", "window_left", "stride_q_row", "stride_q_head",
+    "stride_out_row", "stride_out_head", "stride_table", "num_pages",
+]  # fmt: skip
+"""Integer arguments of both latent kernels. No kernel is specialized for their values."""
+UNALIGNED = ["sinks", "lse", "work", "prefix_lens", "q_indptr", "page_table", "tail_mask", "tail_depth"]
+"""Pointers of both latent kernels. No kernel is specialized for their alignment."""
+
 
 @dataclass(frozen=True)
 class LatentConstants:
@@ -71,3 +79,9 @@ def chunk_layout(CFG):
 def part_bytes(CFG, rest):
     """Return the bytes of a tile's rest, or of one half of its values, in 16-bit elements."""
     return CFG.BLOCK_N * (CFG.REST_DIM if rest else CFG.VALUE_DIM // 2) * 2
+
+
+@gluon.constexpr_function
+def query_bytes(CFG, rest):
+    """Return the bytes of the rest of 64 rows of q, or of one half of their value part."""
+    return part_bytes(CFG, rest) // CFG.BLOCK_N * CFG.BLOCK_M

@@ -11,6 +11,9 @@ takes a little longer to begin. With two tiles, each load waits for the product 
 e4m3 rows: the value warp groups upcast them (`latent_rs_upcast`), exactly and once for all heads and query rows. p is
 not rounded below q's dtype.
 
+Rows with values of 256 elements leave registers for tiles of 128 keys, for which softmax and messages take less of the
+time, and for p in the value warp groups.
+
 Shared memory of a CTA for rows of 512 + 64 elements: 3 tiles of 64 KiB, one rest of 8 KiB, 18 KiB of q, and 8 KiB of p.
 With e4m3 rows: 2 tiles, 2 rests, 6 chunks of 8 KiB and 2 rests of 4 KiB in e4m3, 18 KiB of q, and 8 KiB of p.
 """
@@ -22,6 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from .decode_verify import first_rows_of_tile, row_tile_start
 from .gluon_compat import thread_barrier
 from .latent import zero_padding_rows
+from .latent_config import UNALIGNED, UNSPECIALIZED
 from .latent_rs_config import make_latent_rs_constants
 from .latent_rs_memory import make_latent_memory
 from .latent_rs_producer import load_latent_tiles, load_queries
@@ -32,8 +36,14 @@ from .pipeline import grid_dependency_sync
 from .split_kv import first_visible_key, kv_tile_range, kv_tile_stop, request_overhead, request_rows
 from .warp_specialize import run_partition
 
-PRODUCER_REGISTERS, VALUE_REGISTERS = gl.constexpr(24), gl.constexpr(160)
-"""Registers of a TMA thread, and of a thread of a value warp group; a softmax thread gets the remaining 168."""
+PRODUCER_REGISTERS = gl.constexpr(24)
+"""Registers of a TMA thread."""
+
+
+@gluon.constexpr_function
+def value_registers(CFG):
+    """Return the registers of a thread of a value warp group; a softmax thread gets the remaining 168 or 232."""
+    return 160 if CFG.VALUE_DIM > 256 else 128
 
 
 @gluon.jit
@@ -90,7 +100,7 @@ def start_latent(
                 (run_partition, (PRODUCER, rest_args, 2, CFG)),
             ],
             [4, 4, 1, 1, 1],
-            [VALUE_REGISTERS, VALUE_REGISTERS, PRODUCER_REGISTERS, PRODUCER_REGISTERS, PRODUCER_REGISTERS],
+            [value_registers(CFG), value_registers(CFG), PRODUCER_REGISTERS, PRODUCER_REGISTERS, PRODUCER_REGISTERS],
         )  # fmt: skip
     else:
         gl.warp_specialize(
@@ -101,39 +111,11 @@ def start_latent(
                 (run_partition, (PRODUCER, producer_args, 0, CFG)),
                 (run_partition, (PRODUCER, producer_args, 1, CFG)),
             ],
-            [4, 4, 1, 1], [VALUE_REGISTERS, VALUE_REGISTERS, PRODUCER_REGISTERS, PRODUCER_REGISTERS],
+            [4, 4, 1, 1], [value_registers(CFG), value_registers(CFG), PRODUCER_REGISTERS, PRODUCER_REGISTERS],
         )  # fmt: skip
 
 
-@gluon.jit(
-    do_not_specialize=[
-        "q_len",
-        "tail_len",
-        "num_reqs",
-        "num_rows",
-        "group",
-        "mask_words",
-        "window_left",
-        "stride_q_row",
-        "stride_q_head",
-        "stride_out_row",
-        "stride_out_head",
-        "stride_table",
-        "num_pages",
-    ],
-    do_not_specialize_on_alignment=[
-        "k_scale",
-        "v_scale",
-        "sinks",
-        "lse",
-        "work",
-        "prefix_lens",
-        "q_indptr",
-        "page_table",
-        "tail_mask",
-        "tail_depth",
-    ],
-)
+@gluon.jit(do_not_specialize=UNSPECIALIZED, do_not_specialize_on_alignment=["k_scale", "v_scale", *UNALIGNED])
 def attend_latent_rs(
     out, q, q_rest, k_source, v_source, k_scale, v_scale, sinks, lse, partial_out, partial_lse, work, prefix_lens,
     q_indptr, page_table, tail_mask, tail_depth, q_len, tail_len, num_reqs, num_rows, group, mask_words, window_left,

@@ -7,39 +7,24 @@ from dataclasses import dataclass
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from .latent_config import LatentConstants
 
-@dataclass(frozen=True)
-class LatentRsConstants:
+
+@dataclass(frozen=True, kw_only=True)
+class LatentRsConstants(LatentConstants):
     """Holds the compile-time constants of `latent_rs.attend_latent_rs`.
 
-    Other fields mean the same as in `latent_config.LatentConstants` and `config.KernelConstants`.
-
     Attributes:
-        STAGES, REST_STAGES: pipeline stages of the value part of key tiles, and of the rest. A rest is free as soon as
-            its scores are complete, so it needs fewer stages.
+        REST_STAGES: pipeline stages of the rest of key tiles; STAGES are those of the value part. A rest is free as
+            soon as its scores are complete, so it needs fewer stages.
         RAW_CHUNKS: chunks of each half of e4m3 tiles in flight, before the value warp groups upcast them into the
             stages; 0 if the rows have q's dtype.
         SCALED: bit 0 if keys have a scale, bit 1 if values have one.
     """
 
-    PAGE_SIZE: int
-    BLOCK_N: int
-    BOX_KEYS: int
-    VALUE_DIM: int
-    REST_DIM: int
-    STAGES: int
     REST_STAGES: int
     RAW_CHUNKS: int
     SCALED: int
-    TAIL_KIND: int
-    WINDOW: bool
-    CAP: bool
-    SINKS: bool
-    WITH_LSE: bool
-    OVERHEAD_TILES: int
-    STRIDE_ALIGN: int
-    BLOCK_M: int = 64
-    ROUNDS: bool = False
 
 
 @gluon.constexpr_function
@@ -53,9 +38,18 @@ def waits_for_scores(CFG):
     """Return True if values of a key tile are multiplied after the scores of the next tile, during its softmax.
 
     With three stages this is faster, because no other products then run during the scores. Next to e4m3 rows, a value
-    warp group upcasts a later key tile in that time.
+    warp group upcasts a later key tile during the softmax.
     """
     return CFG.RAW_CHUNKS == 0
+
+
+@gluon.constexpr_function
+def weights_in_registers(CFG):
+    """Return True if the value warp groups take p to registers, so that its message is released before the products.
+
+    With 256 value columns in a half, the accumulators leave no registers for p.
+    """
+    return CFG.VALUE_DIM <= 256
 
 
 @gluon.constexpr_function
@@ -75,6 +69,12 @@ def query_pieces(CFG, half):
         return [(0, 64, True), (64, 64, True), (128, 32, True), (160, 16, True), (176, 16, False), (192, 64, False)]
     width = min(64, CFG.VALUE_DIM // 2)
     return [(column, width, True) for column in range(0, CFG.VALUE_DIM // 2, width)]
+
+
+@gluon.constexpr_function
+def rest_in_registers(CFG):
+    """Return True if the rest of q stays in registers: next to wide key tiles, which leave no shared memory for it."""
+    return CFG.BLOCK_N > 64
 
 
 @gluon.constexpr_function

@@ -24,6 +24,7 @@ from .latent_rs_config import (
     query_barriers,
     raw_empty_barriers,
     raw_full_barriers,
+    rest_in_registers,
 )
 from .pipeline import advance
 
@@ -37,8 +38,8 @@ class LatentMemory(NamedTuple):
 
     Attributes:
         tiles: ``[2 · chunks · STAGES, BLOCK_N, chunk_width]``, the stages of each chunk of both halves (`tile_of`).
-        rests: ``[REST_STAGES + 1, BLOCK_N, REST_DIM]``, the stages of the rest, then the rest of the rows of q; () if
-            rows have no rest.
+        rests: ``[REST_STAGES + 1, BLOCK_N, REST_DIM]``, the stages of the rest, then the rest of the rows of q unless
+            it is in registers; () if rows have no rest.
         queries: ``[64, columns]``, the pieces of the value part of q that are not in registers.
         weights: ``[64, BLOCK_N]`` p in q's dtype. The other messages use its first bytes: `count_of`, `places_of`.
         factors: ``[64]`` float32, factor of each row's accumulators.
@@ -64,7 +65,7 @@ def make_latent_memory(dtype: gl.constexpr, CFG: gl.constexpr):
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     rests = ()
     if CFG.REST_DIM > 0:
-        rests = allocate(dtype, CFG.REST_STAGES + 1, CFG.BLOCK_N, CFG.REST_DIM)
+        rests = allocate(dtype, CFG.REST_STAGES + (0 if rest_in_registers(CFG) else 1), CFG.BLOCK_N, CFG.REST_DIM)
     arrivals: gl.constexpr = barrier_arrivals(CFG)
     barriers = gl.allocate_shared_memory(gl.int64, [len(arrivals), 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(len(arrivals)):
@@ -91,20 +92,28 @@ def make_latent_memory(dtype: gl.constexpr, CFG: gl.constexpr):
 def count_of(memory):
     """Return ``[32]`` int32, each element the number of key tiles; negative for a partial result; 0 at the end."""
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    return reinterpret(memory.weights, gl.int32, [2048], plain).slice(0, 32)
+    return reinterpret(memory.weights, gl.int32, [32 * memory.weights.shape[1]], plain).slice(0, 32)
 
 
 @gluon.jit
 def places_of(memory):
     """Return ``[64]`` int64, offset of each row in the output or in the partial results, in elements; -1 for none."""
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    return reinterpret(memory.weights, gl.int64, [1024], plain).slice(0, 64)
+    return reinterpret(memory.weights, gl.int64, [16 * memory.weights.shape[1]], plain).slice(0, 64)
 
 
 @gluon.jit
 def tile_of(memory, half: gl.constexpr, chunk: gl.constexpr, stage, CFG: gl.constexpr):
     """Return one chunk of a half of the value part of a stage, ``[BLOCK_N, chunk_width]``."""
     return memory.tiles.index((half * num_chunks(CFG) + chunk) * CFG.STAGES + stage)
+
+
+@gluon.jit
+def query_part(tile, CFG: gl.constexpr):
+    """Return the 64 rows of q in a chunk or a rest of a stage, ``[64, columns]``."""
+    WIDTH: gl.constexpr = tile.shape[1]
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([CFG.BLOCK_M, WIDTH], tile.dtype)
+    return reinterpret(tile, tile.dtype, [CFG.BLOCK_M, WIDTH], layout)
 
 
 @gluon.jit

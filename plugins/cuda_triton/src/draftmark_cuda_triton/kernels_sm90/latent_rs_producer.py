@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from .gluon_compat import reinterpret, tma_load
-from .latent_config import chunk_width, half_width, num_chunks, part_bytes
+from .latent_config import chunk_width, half_width, num_chunks, part_bytes, query_bytes
 from .latent_producer import load_part, locate_box
 from .latent_rs_memory import (
     empty_barrier,
@@ -49,7 +49,7 @@ def load_queries(queries, memory, stage, phase, turn, row, PART: gl.constexpr, C
         mbarrier.wait(query_barrier(memory, PART, CFG), turn ^ 1)
     else:
         mbarrier.wait(empty_barrier(memory, PART, stage, CFG), phase ^ 1)
-    mbarrier.expect(full, part_bytes(CFG, PART == 2))
+    mbarrier.expect(full, query_bytes(CFG, PART == 2))
     if PART == 2:
         load_query_part(queries, memory.rests.index(stage), full, row, CFG.VALUE_DIM, CFG.REST_DIM, CFG)
     else:

@@ -19,6 +19,7 @@ from .latent_rs_config import (
     piece_column,
     piece_width,
     query_layout,
+    rest_in_registers,
     waits_for_scores,
 )
 from .latent_rs_mask import (
@@ -40,6 +41,7 @@ from .latent_rs_memory import (
     message_full,
     places_of,
     query_barrier,
+    query_part,
     scores_done,
     tile_of,
 )
@@ -52,10 +54,16 @@ NO_ROW = gl.constexpr(1e30)
 
 
 @gluon.jit
-def piece_of(memory, half: gl.constexpr, i: gl.constexpr, stage, CFG: gl.constexpr):
-    """Return the columns of a stage that belong to a piece of q (`latent_rs_config.query_pieces`)."""
+def piece_of(memory, half: gl.constexpr, i: gl.constexpr, stage, CFG: gl.constexpr, QUERIES: gl.constexpr = False):
+    """Return the columns of a stage that belong to a piece of q (`latent_rs_config.query_pieces`).
+
+    Args:
+        QUERIES: the stage holds rows of q.
+    """
     column: gl.constexpr = piece_column(CFG, half, i)
     chunk = tile_of(memory, half, column // chunk_width(CFG), stage, CFG)
+    if QUERIES:
+        chunk = query_part(chunk, CFG)
     if piece_width(CFG, half, i) == chunk_width(CFG):
         return chunk
     else:
@@ -67,7 +75,8 @@ def take_queries(memory, state, CFG: gl.constexpr):
     """Take 64 rows of q out of a pipeline stage: pieces of the value part to registers, the others to shared memory.
 
     Returns:
-        queries: one tensor or shared memory ``[64, columns]`` for each piece of both halves.
+        queries: one tensor or shared memory ``[64, columns]`` for each piece of both halves, then the rest if it is in
+            registers.
     """
     stage, phase, rest_stage, rest_phase = state
     queries = ()
@@ -75,7 +84,7 @@ def take_queries(memory, state, CFG: gl.constexpr):
     for half in gl.static_range(2):
         mbarrier.wait(full_barrier(memory, half, stage, CFG), phase)
         for i in gl.static_range(num_pieces(CFG, half)):
-            rows = piece_of(memory, half, i, stage, CFG).load(query_layout(CFG))
+            rows = piece_of(memory, half, i, stage, CFG, QUERIES=True).load(query_layout(CFG))
             if in_registers(CFG, half, i):
                 queries = queries + (rows,)  # type: ignore[assignment]  # noqa: RUF005
             else:
@@ -85,10 +94,13 @@ def take_queries(memory, state, CFG: gl.constexpr):
         async_copy.mbarrier_arrive(empty_barrier(memory, half, stage, CFG), increment_count=False)
     if CFG.REST_DIM > 0:
         mbarrier.wait(full_barrier(memory, 2, rest_stage, CFG), rest_phase)
-        rows = memory.rests.index(rest_stage).load(query_layout(CFG))
+        rows = query_part(memory.rests.index(rest_stage), CFG).load(query_layout(CFG))
         async_copy.mbarrier_arrive(empty_barrier(memory, 2, rest_stage, CFG), increment_count=False)
-        memory.rests.index(CFG.REST_STAGES).store(rows)
-    if CFG.REST_DIM > 0 or len(stored) > 0:
+        if rest_in_registers(CFG):
+            queries = queries + (rows,)  # type: ignore[assignment]  # noqa: RUF005
+        else:
+            memory.rests.index(CFG.REST_STAGES).store(rows)
+    if (CFG.REST_DIM > 0 and not rest_in_registers(CFG)) or len(stored) > 0:
         fence_async_shared()
         thread_barrier()
     return queries
@@ -112,7 +124,10 @@ def compute_scores(queries, memory, state, CFG: gl.constexpr):
     if CFG.REST_DIM > 0:
         mbarrier.wait(full_barrier(memory, 2, rest_stage, CFG), rest_phase)
         rest = memory.rests.index(rest_stage)
-        s = warpgroup_mma(memory.rests.index(CFG.REST_STAGES), rest.permute((1, 0)), s, is_async=True)
+        if rest_in_registers(CFG):
+            s = warpgroup_mma(queries[len(queries) - 1], rest.permute((1, 0)), s, is_async=True)
+        else:
+            s = warpgroup_mma(memory.rests.index(CFG.REST_STAGES), rest.permute((1, 0)), s, is_async=True)
     s = warpgroup_mma_wait(0, deps=[s])
     if CFG.REST_DIM > 0:
         async_copy.mbarrier_arrive(empty_barrier(memory, 2, rest_stage, CFG), increment_count=False)

@@ -6,7 +6,7 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrie
 
 from .gluon_compat import thread_barrier
 from .latent_config import chunk_layout, chunk_width, half_width, num_chunks
-from .latent_rs_config import waits_for_scores
+from .latent_rs_config import waits_for_scores, weights_in_registers
 from .latent_rs_memory import (
     advance_both,
     count_of,
@@ -38,6 +38,9 @@ def store_half(acc, target, places, column: gl.constexpr, ALIGN: gl.constexpr, C
 @gluon.jit
 def issue_values(acc, factors, memory, stage, HALF: gl.constexpr, CFG: gl.constexpr):
     """Issue p · value of a stage, added to the accumulators of a half times each row's factor."""
+    weights = memory.weights
+    if weights_in_registers(CFG):
+        weights = weights.load(gl.DotOperandLayout(0, chunk_layout(CFG), 2))
     moved = any_moved(factors)
     scaled = ()
     for chunk in gl.static_range(num_chunks(CFG)):
@@ -46,7 +49,7 @@ def issue_values(acc, factors, memory, stage, HALF: gl.constexpr, CFG: gl.conste
     # the products.
     new_acc = ()
     for chunk in gl.static_range(num_chunks(CFG)):
-        product = warpgroup_mma(memory.weights, tile_of(memory, HALF, chunk, stage, CFG), scaled[chunk], is_async=True)
+        product = warpgroup_mma(weights, tile_of(memory, HALF, chunk, stage, CFG), scaled[chunk], is_async=True)
         new_acc = new_acc + (product,)  # type: ignore[assignment]  # noqa: RUF005
     return new_acc
 
@@ -105,13 +108,16 @@ def run_values(args, HALF: gl.constexpr, CFG: gl.constexpr):
                 gate ^= 1
             # The stage is full, because the softmax warp group has read it.
             acc = issue_values(acc, factors, memory, stage, HALF, CFG)
+            if weights_in_registers(CFG):
+                async_copy.mbarrier_arrive(message_empty(memory, CFG), increment_count=False)
             if CFG.RAW_CHUNKS > 0 and num_chunks(CFG) == 2:
                 acc = wait_values(acc, 1)
                 if tile + CFG.STAGES < stop:
                     thread_barrier()  # each warp has waited for its own products only
                     upcast_chunk(memory, tile + CFG.STAGES, stage, HALF, 0, CFG)
             acc = wait_values(acc, 0)
-            async_copy.mbarrier_arrive(message_empty(memory, CFG), increment_count=False)
+            if not weights_in_registers(CFG):
+                async_copy.mbarrier_arrive(message_empty(memory, CFG), increment_count=False)
             async_copy.mbarrier_arrive(empty_barrier(memory, HALF, stage, CFG), increment_count=False)
             if CFG.RAW_CHUNKS > 0:
                 if tile + CFG.STAGES < stop:

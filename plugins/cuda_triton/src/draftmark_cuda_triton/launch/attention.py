@@ -146,8 +146,8 @@ def _attend_latent_sm90(
     launch_kernel(
         kernels_sm90.latent_rs.attend_latent_rs, grid, t.out, tma.query_descriptor(t.q, width), q_rest, value, rest,
         *(or_placeholder(one, partials.lse) for one in (t.k_scale, t.v_scale, t.sinks, t.lse)), *batch, **constants,
-        REST_STAGES=latent.rs_rest_stages(width, config.num_fp8_stages), RAW_CHUNKS=config.num_fp8_stages,
-        SCALED=scaled(t.k_scale, t.v_scale),
+        REST_STAGES=latent.rs_rest_stages(width, config.block_n, config.num_fp8_stages),
+        RAW_CHUNKS=config.num_fp8_stages, SCALED=scaled(t.k_scale, t.v_scale),
     )  # fmt: skip
 
 
