@@ -5,7 +5,11 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
+from tools.docs.house import by_feature, wide
 from tools.house import ROOT, circles_of, distributions, imports
+from tools.walks import item_of, to_the_assertion, to_the_verdict
 
 SOURCES = {
     "__init__.py": "from .top import run",
@@ -45,3 +49,34 @@ def test_circle_is_found(tmp_path: Path) -> None:
     found = imports([str(tmp_path)])
     assert found["wheel"] == {"wheel.top"} and found["wheel.top"] == {"wheel.low", "wheel.middle"}
     assert circles_of(found) == [{"wheel.top", "wheel.middle", "wheel.part.inner"}]
+
+
+@pytest.mark.parametrize("check", ["graphs.replay_equals_eager", "sizing.covers"])
+def test_assertion_is_at_most_ten_files_from_a_check(check: str) -> None:
+    """A reader of a check enters at most ten files of the suite until the output is compared, and the check is one."""
+    files = to_the_assertion(item_of(check))
+    assert f"checks/{check.partition('.')[0]}.py" in files and len(files) <= 10, files
+
+
+@pytest.mark.slow
+def test_verdict_is_at_most_ten_files_from_a_name() -> None:
+    """The way from `draftmark contract NAME` to the printed verdict has at most ten files, the worker's among them."""
+    files = to_the_verdict(item_of("sizing.covers"))
+    assert {"cli/contract.py", "runner/worker.py", "runner/verdict.py"} <= set(files) and len(files) <= 10, files
+
+
+def test_host_functions_have_at_most_twenty_parameters(tmp_path: Path) -> None:
+    """Only kernels have more parameters; a function with 21 is found, and a kernel is not."""
+    sources = [path for folder in distributions() for path in (ROOT / folder / "src").rglob("*.py")]
+    assert not [path for path in sources if wide(path)]
+    many = ", ".join(f"a{n}" for n in range(21))
+    file = tmp_path / "wide.py"
+    file.write_text(f"def host({many}): ...\n\n@triton.jit\ndef kernel({many}): ...\n")
+    assert wide(file) == 1
+
+
+def test_each_file_counts_for_one_feature() -> None:
+    """Lines are counted once: a mutant of recurrent state belongs to recurrent state."""
+    counts = {"core/contract/tests/mutants/rules/state/slots.py": 5, "core/draftmark/src/draftmark/tree.py": 7}
+    found = by_feature(counts)
+    assert found["recurrent state"] == 5 and found["mutants"] == 0 and sum(found.values()) == 12

@@ -53,13 +53,13 @@ def main() -> None:
     print(tables[given.table]())
 
 
-def distributions() -> dict[str, str]:
-    """Return the package of each distribution of this repository, by folder."""
+def distributions(root: Path = ROOT) -> dict[str, str]:
+    """Return the package of each distribution of a tree, by folder."""
     found = {}
-    for project in sorted(ROOT.glob("*/*/pyproject.toml")):
+    for project in sorted(root.glob("*/*/pyproject.toml")):
         packages = [path.parent.name for path in project.parent.glob("src/*/__init__.py")]
         if packages and "project" in tomllib.loads(project.read_text()):
-            [found[project.parent.relative_to(ROOT).as_posix()]] = packages
+            [found[project.parent.relative_to(root).as_posix()]] = packages
     return found
 
 
