@@ -56,6 +56,14 @@ def test_class_that_cannot_be_imported_is_an_error() -> None:
         outside.find("no_such_package:Backend", "cuda")
 
 
+@pytest.mark.parametrize("named", ["json:JSONDecoder", "math:pi"])
+def test_class_of_another_kind_is_an_error(named: str) -> None:
+    """A class without SGLang's interface is no backend that fails; the error says what to name."""
+    pytest.importorskip("sglang")
+    with pytest.raises(DraftmarkError, match="derive from SGLang's AttentionBackend; name the class of a backend"):
+        outside.find(named, "cpu")
+
+
 def test_fault_of_a_plugins_backend_is_found(tmp_path: Path) -> None:
     """A plugin's backend is judged under its name. Its fault in decodes is found. Draft steps have a reason."""
     pytest.importorskip("sglang")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from draftmark.errors import DraftmarkError
 from draftmark_vllm_judge import ENGINE
 
 pytest.importorskip("vllm")
@@ -90,6 +91,13 @@ def test_names_resolve_without_vllm() -> None:
     assert ENGINE.resolve("not a name") is None
     if not out_of_tree.plugins():
         assert ENGINE.resolve("CPU_ATN") is None
+
+
+@pytest.mark.parametrize("named", ["json.JSONDecoder", "math:pi"])
+def test_class_of_another_kind_is_an_error(named: str) -> None:
+    """An object without the methods of vLLM's interface is no backend, and the error names the first that it lacks."""
+    with pytest.raises(DraftmarkError, match="gives no backend: TypeError: it has no get_impl_cls"):
+        ENGINE.open(named, "cpu")
 
 
 def test_custom_is_the_backend_of_an_installed_plugin(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def find(named: str, device: str) -> Any:
     try:
         if is_path(named):
             module, _, name = named.rpartition(":" if ":" in named else ".")
-            return getattr(importlib.import_module(module), name)
+            return _checked(getattr(importlib.import_module(module), name))
         from sglang.srt.plugins import load_plugins
 
         load_plugins()
@@ -77,6 +77,18 @@ def find(named: str, device: str) -> Any:
     except Exception as error:  # A vendor's module may raise any exception while it is imported.
         text, loaded = " ".join(str(error).split()), os.environ.get("SGLANG_PLUGINS") or "none"
         raise DraftmarkError(f"{named} gives no backend: {type(error).__name__}: {text} (plugins: {loaded})") from error
+
+
+def _checked(found: Any) -> Any:
+    """Return a class that derives from SGLang's interface, or a function that makes a backend.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    base = importlib.import_module("sglang.srt.layers.attention.base_attn_backend").AttentionBackend
+    if not callable(found) or (isinstance(found, type) and not issubclass(found, base)):
+        raise TypeError("it does not derive from SGLang's AttentionBackend; name the class of a backend")
+    return found
 
 
 def about(backend: Any) -> str:

@@ -20,6 +20,8 @@ from draftmark.errors import DraftmarkError
 GROUPS = ("vllm.general_plugins", "vllm.platform_plugins")
 """vLLM's groups of plugins that can bring an attention backend."""
 OWN = "draftmark-vllm"
+METHODS = ("get_impl_cls", "get_builder_cls")
+"""Methods of vLLM's `AttentionBackend` that the judge calls on the class."""
 REGISTRIES = ("v1/attention/backends/registry.py", "attention/backends/registry.py")
 """Files in vLLM's package with its registry, the newest place first."""
 CUSTOM = "CUSTOM"
@@ -69,7 +71,9 @@ def find(named: str) -> Any:
     load_general_plugins()
     try:
         found = _imported(named) if is_path(named) else _by_name(named)
-    except (ImportError, AttributeError, KeyError, ValueError, OSError, RuntimeError) as error:
+        if lacking := [one for one in METHODS if not callable(getattr(found, one, None))]:
+            raise TypeError(f"it has no {' and no '.join(lacking)}; name a class that derives from AttentionBackend")
+    except (ImportError, AttributeError, KeyError, TypeError, ValueError, OSError, RuntimeError) as error:
         text = " ".join(str(error).split())
         loaded = os.environ.get("VLLM_PLUGINS") or "none"
         raise DraftmarkError(f"{named} gives no backend: {type(error).__name__}: {text} (plugins: {loaded})") from error
