@@ -110,7 +110,9 @@ def serve(number: int, folder: Path, rank: int, ranks: int, rehearsed: bool, che
         run_until_done(scheduler, running)
     texts = [list(request.output_ids)[:TOKENS] for request in running]
     verifications = sum(getattr(request, "spec_verify_ct", 0) for request in running)
-    forwards = getattr(scheduler.tp_worker.model_runner.attn_backend, "_comparison", None)
+    served_by = scheduler.tp_worker.model_runner.attn_backend
+    # SGLang's backend of a hybrid model holds draftmark's.
+    forwards = getattr(getattr(served_by, "full_attn_backend", served_by), "_comparison", None)
     result = dict(texts=texts, verifications=verifications, forwards_compared=getattr(forwards, "compared", 0))
     result |= dict(check=check.rows(), cached=sum(request.cached_tokens for request in running))
     _file(folder, number, rank).write_text(json.dumps(result))

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata as md
+import importlib.util
 import itertools
 import json
 import os
@@ -35,6 +36,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # whatever vLLM has set. vLLM's rejection sampler then splits small operations over threads that wait for busy cores.
 # On two GPUs that took half of each step (docs/vllm.md).
 os.environ.setdefault("NUMBA_NUM_THREADS", "1")
+if importlib.util.find_spec("flashinfer") is None:
+    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # vLLM's sampler imports FlashInfer on a GPU
 
 from benchmarks.origin import visible_device
 from benchmarks.runs import resumed
