@@ -33,7 +33,7 @@ PAGES: dict[str, tuple[str, ...]] = {
     "results-vllm.md": ("vllm-",),
     "results-sglang.md": ("sglang-",),
     "results-attention.md": ("attention-",),
-    "results-kernels.md": ("attention-", "latent-", "state-", "merges-", "loop-helpers-"),
+    "results-kernels.md": ("attention-", "latent-", "state-", "merges-", "loop-helpers-", "kernels-"),
     "results-decode.md": ("end-to-end-", "lossless-", "cpu-ngram", "draft-ancestors", "eagle-", "bfloat16-", "soak-"),
     "results-judge.md": ("judge-",),
 }

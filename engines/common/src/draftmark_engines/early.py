@@ -43,7 +43,7 @@ class EarlyKernels:
             self._seen.add(key)
             self._waiting.put((backend, made))
             if self._thread is None:
-                # A daemon, because an engine that fails to start must not wait for kernels.
+                # A daemon, because it never ends.
                 self._thread = Thread(target=self._run, name="draftmark-early-kernels", daemon=True)
                 self._thread.start()
 
