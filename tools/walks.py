@@ -34,7 +34,7 @@ CHECKS = (
     "sizing.covers",
     "state.rounds_of_any_rows",
 )
-"""Checks whose first item is walked: those that a review of 2026 walked, and one of recurrent state."""
+"""Checks with a walk of their first item: those that a review of 2026 walked, and one of recurrent state."""
 TO_THE_VERDICT = ("send", "run_item", "judge", "word", "verdict_lines")
 """Functions at which the walk to the verdict looks at the call stack: the item leaves the parent process and runs; the
 verdict is computed, gets its word and is printed."""
