@@ -114,9 +114,9 @@ def _options(contract: Any, item: str) -> Namespace:
 def table() -> str:
     """Return a Markdown table: the number of files from each item to its assertion, and from the backend's name on."""
     items = [item_of(check) for check in CHECKS]
-    rows = [f"| {item} | its assertion | {len(to_the_assertion(item))} |" for item in items]
-    rows.append(f"| {BACKEND} | its verdict | {len(to_the_verdict(items[0]))} |")
-    return "\n".join(["| from | to | files |", "|---|---|---|", *rows])
+    rows = [f"|{item}|its assertion|{len(to_the_assertion(item))}|" for item in items]
+    rows.append(f"|{BACKEND}|its verdict|{len(to_the_verdict(items[0]))}|")
+    return "\n".join(["|from|to|files|", "|---|---|---:|", *rows])
 
 
 def main() -> None:

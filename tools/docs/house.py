@@ -144,7 +144,7 @@ def _compared(
     """Return a Markdown table of two columns of numbers, and of the goals if there are some."""
     rows = [(what, "before", "today", "goal"), ("---", "---:", "---:", "---:")]
     rows += [(one, f"{before[one]:,}", f"{today.get(one, 0):,}", (goals or {}).get(one, "")) for one in before]
-    return "\n".join(f"| {' | '.join(row[: 4 if goals else 3])} |" for row in rows)
+    return "\n".join(f"|{'|'.join(row[: 4 if goals else 3])}|" for row in rows)
 
 
 def _exported(name: str, folder: Path) -> Path:
