@@ -186,8 +186,9 @@ def hide(scores, tile, view, constants):
         "needs_mask",
         "load_mask_words",
         "visible_words",
-        "mask_tree",
-        "mask_bounds",
+        "seen_keys",
+        "hide_unseen",
+        "hide_by_depth",
     ):
         small[name] = source(name, **small)
     return source("apply_mask", **small)(scores, tile, view, constants)

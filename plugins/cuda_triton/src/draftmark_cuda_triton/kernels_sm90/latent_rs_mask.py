@@ -11,19 +11,7 @@ from triton.experimental.gluon import language as gl
 
 from .config import scores_layout
 from .decode_verify import first_rows_of_tile, row_tile_start
-from .mask import (
-    CAUSAL,
-    TREE,
-    RowMask,
-    first_tile_in_window,
-    last_box,
-    mask_by_bounds_asm,
-    mask_by_depth,
-    mask_by_words_asm,
-    mask_constraints,
-    shift_past_hole,
-    visible_words,
-)
+from .mask import CAUSAL, TREE, RowMask, first_tile_in_window
 from .pack_gqa import opaque_zero, reciprocal, split_packed_row
 from .split_kv import BLOCK, request_rows
 
@@ -130,7 +118,7 @@ def row_mask_of(at, request, tail_mask, tail_depth, mask_words, q_len, tail_len,
 
 @gluon.jit
 def everything_seen(CFG: gl.constexpr):
-    """Return the bounds, or the mask words, of a tile in which every row sees every key (`seen_keys`)."""
+    """Return the bounds, or the mask words, of a tile in which every row sees every key (`mask.seen_keys`)."""
     rows = gl.full([64, 1], 0, gl.int32, scores_layout(CFG))
     if CFG.TAIL_KIND == TREE:
         words = ()
@@ -139,45 +127,3 @@ def everything_seen(CFG: gl.constexpr):
         return words
     else:
         return rows + CFG.BLOCK_N, rows, gl.to_tensor(CFG.BLOCK_N), gl.to_tensor(0)
-
-
-@gluon.jit
-def seen_keys(tile, row_mask, CFG: gl.constexpr):
-    """Return the keys of a tile that rows see: mask words of a tree, or else bounds (`mask.mask_bounds`)."""
-    if CFG.TAIL_KIND == TREE:
-        return visible_words(tile, row_mask, CFG)
-    else:
-        rest, hole, width = last_box(tile, row_mask, CFG)
-        last = row_mask.slot_of_row * 0 + rest - 1
-        if CFG.TAIL_KIND == CAUSAL:
-            last = row_mask.slot_of_row + row_mask.prefix_len - tile * CFG.BLOCK_N
-        last = shift_past_hole(last, hole, width)
-        least = row_mask.slot_of_row * 0
-        if CFG.WINDOW:
-            first = row_mask.row_position - row_mask.window_left - tile * CFG.BLOCK_N
-            least = shift_past_hole(first, hole, width)
-        return last[:, None], least[:, None], hole, width
-
-
-@gluon.jit
-def hide_unseen(s, seen, CFG: gl.constexpr):
-    """Set scores of keys that rows do not see to -inf."""
-    OWN: gl.constexpr = s.shape[0] * s.shape[1] // 128
-    if CFG.TAIL_KIND == TREE:
-        return gl.inline_asm_elementwise(
-            mask_by_words_asm(OWN), mask_constraints(OWN, CFG.BLOCK_N // 32), (s,) + seen, dtype=gl.float32,  # noqa: RUF005
-            is_pure=True, pack=OWN,
-        )  # fmt: skip
-    else:
-        return gl.inline_asm_elementwise(
-            mask_by_bounds_asm(OWN, CFG.WINDOW), mask_constraints(OWN, 4), (s,) + seen, dtype=gl.float32,  # noqa: RUF005
-            is_pure=True, pack=OWN,
-        )  # fmt: skip
-
-
-@gluon.jit
-def hide_by_depth(s, tile, row_mask, CFG: gl.constexpr):
-    """Set scores of tree tokens outside the window to -inf (`mask.mask_tree`)."""
-    if row_mask.max_position - row_mask.prefix_len > row_mask.window_left:
-        s = mask_by_depth(s, tile, row_mask, CFG)
-    return s

@@ -24,12 +24,9 @@ from .latent_rs_config import (
 )
 from .latent_rs_mask import (
     everything_seen,
-    hide_by_depth,
-    hide_unseen,
     locate_rows,
     own_rows,
     row_mask_of,
-    seen_keys,
     unmasked_tiles,
 )
 from .latent_rs_memory import (
@@ -45,7 +42,7 @@ from .latent_rs_memory import (
     scores_done,
     tile_of,
 )
-from .mask import TREE
+from .mask import TREE, hide_by_depth, hide_unseen, seen_keys
 from .softmax import apply_soft_cap, online_softmax, partial_row_sums, reduce_row_sum, score_unit, sink_weight
 from .split_kv import kv_tile_range, kv_tile_stop, request_overhead, request_rows
 

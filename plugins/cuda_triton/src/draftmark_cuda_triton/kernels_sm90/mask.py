@@ -283,37 +283,50 @@ def shift_past_hole(column, hole, width):
 
 
 @gluon.jit
-def mask_tree(s, tile, row_mask, CFG: gl.constexpr):
-    """Apply the tree mask to the scores of a tile in which rows see different keys."""
-    OWN: gl.constexpr = s.shape[0] * s.shape[1] // 128
-    args = (s,) + visible_words(tile, row_mask, CFG)  # noqa: RUF005
-    s = gl.inline_asm_elementwise(
-        mask_by_words_asm(OWN), mask_constraints(OWN, CFG.BLOCK_N // 32), args, dtype=gl.float32, is_pure=True, pack=OWN
-    )
-    if CFG.WINDOW:  # noqa: SIM102  one is decided by the compiler, the other on the device
-        # If this is False, every row's window contains the whole tail. It is rarely True, since trees are rarely deeper
-        # than a window is wide.
-        if row_mask.max_position - row_mask.prefix_len > row_mask.window_left:
-            s = mask_by_depth(s, tile, row_mask, CFG)
-    return s
+def seen_keys(tile, row_mask, CFG: gl.constexpr):
+    """Return the keys of a tile that rows see, for `hide_unseen`: mask words of a tree, or else bounds and the hole."""
+    if CFG.TAIL_KIND == TREE:
+        return visible_words(tile, row_mask, CFG)
+    else:
+        # The hole: the first columns of a last box that is not full. They hold zeros or earlier keys, and no key of
+        # this tile.
+        rest, hole, width = last_box(tile, row_mask, CFG)
+        last = row_mask.slot_of_row * 0 + rest - 1
+        if CFG.TAIL_KIND == CAUSAL:
+            last = row_mask.slot_of_row + row_mask.prefix_len - tile * CFG.BLOCK_N
+        last = shift_past_hole(last, hole, width)
+        least = row_mask.slot_of_row * 0
+        if CFG.WINDOW:
+            first = row_mask.row_position - row_mask.window_left - tile * CFG.BLOCK_N
+            least = shift_past_hole(first, hole, width)
+        return last[:, None], least[:, None], hole, width
 
 
 @gluon.jit
-def mask_bounds(s, tile, row_mask, CFG: gl.constexpr):
-    """Apply the causal or block mask to the scores of a tile in which rows see different keys."""
+def hide_unseen(s, seen, CFG: gl.constexpr):
+    """Set scores of keys that rows do not see to -inf."""
     OWN: gl.constexpr = s.shape[0] * s.shape[1] // 128
-    # The hole: the first columns of a last box that is not full. They hold zeros or earlier keys, and no key of this
-    # tile.
-    rest, hole, width = last_box(tile, row_mask, CFG)
-    last = row_mask.slot_of_row * 0 + rest - 1
-    if CFG.TAIL_KIND == CAUSAL:
-        last = row_mask.slot_of_row + row_mask.prefix_len - tile * CFG.BLOCK_N
-    last = shift_past_hole(last, hole, width)
-    least = shift_past_hole(row_mask.row_position - row_mask.window_left - tile * CFG.BLOCK_N, hole, width)
-    return gl.inline_asm_elementwise(
-        mask_by_bounds_asm(OWN, CFG.WINDOW), mask_constraints(OWN, 4), [s, last[:, None], least[:, None], hole, width],
-        dtype=gl.float32, is_pure=True, pack=OWN,
-    )  # fmt: skip
+    if CFG.TAIL_KIND == TREE:
+        return gl.inline_asm_elementwise(
+            mask_by_words_asm(OWN), mask_constraints(OWN, CFG.BLOCK_N // 32), (s,) + seen, dtype=gl.float32,  # noqa: RUF005
+            is_pure=True, pack=OWN,
+        )  # fmt: skip
+    else:
+        return gl.inline_asm_elementwise(
+            mask_by_bounds_asm(OWN, CFG.WINDOW), mask_constraints(OWN, 4), (s,) + seen, dtype=gl.float32,  # noqa: RUF005
+            is_pure=True, pack=OWN,
+        )  # fmt: skip
+
+
+@gluon.jit
+def hide_by_depth(s, tile, row_mask, CFG: gl.constexpr):
+    """Set scores of tree tokens outside the window to -inf.
+
+    This is rarely needed, since trees are rarely deeper than a window is wide.
+    """
+    if row_mask.max_position - row_mask.prefix_len > row_mask.window_left:
+        s = mask_by_depth(s, tile, row_mask, CFG)
+    return s
 
 
 @gluon.jit
@@ -324,5 +337,7 @@ def apply_mask(s, tile, row_mask, CFG: gl.constexpr):
     every score. Here the columns are immediate operands, relative to the thread's first column.
     """
     if needs_mask(tile, row_mask, CFG):
-        s = mask_tree(s, tile, row_mask, CFG) if CFG.TAIL_KIND == TREE else mask_bounds(s, tile, row_mask, CFG)
+        s = hide_unseen(s, seen_keys(tile, row_mask, CFG), CFG)
+        if CFG.WINDOW and CFG.TAIL_KIND == TREE:
+            s = hide_by_depth(s, tile, row_mask, CFG)
     return s
