@@ -10,7 +10,7 @@ import pytest
 import draftmark
 from draftmark.geometry import LAYOUT_FORMS, Form, Geometry, Mode
 from draftmark_contract.backend_under_test import BackendUnderTest
-from draftmark_contract.cases.histories import CALLS, Engine, Step, drawn
+from draftmark_contract.cases.histories import CALLS, KV_LAYOUTS, Engine, Step, drawn
 from draftmark_contract.cases.history_profiles import profiles
 from draftmark_contract.cases.turns import orders, triples
 from draftmark_contract.check import Case, ContractViolation, Tier
@@ -37,7 +37,7 @@ def test_histories_contain_every_mode_eagerly_and_in_graphs() -> None:
 def test_histories_contain_every_engine_form() -> None:
     """Slots of -1 for some rows and for all, every table layout, every KV layout, and layers without write_kv."""
     steps = _steps(profiles()["seven-forms"])
-    assert {one.table for one in steps} == {0, 1, 2, 3} and {one.kv for one in steps} == {0, 1, 2}
+    assert {one.table for one in steps} == {0, 1, 2, 3} and {one.kv for one in steps} == {*range(KV_LAYOUTS)}
     stored = {len(one.forward.unstored) < one.forward.live_rows for one in steps if one.forward.unstored}
     assert stored == {True, False}
     assert any(one.forward.shares_kv for one in steps)

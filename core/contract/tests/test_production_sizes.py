@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from draftmark.geometry import Mode
 from draftmark_contract.check import Tier
-from draftmark_contract.production_sizes import FEATURES, WITH_MODES, Shown, gaps, shown_by
+from draftmark_contract.production_sizes import FEATURES, ROUNDED, WITH_MODES, Shown, gaps, shown_by
 from draftmark_contract.profiles import OF_STATE, SHAPES, Profile
 from draftmark_contract.runner.item import all_items
 
@@ -28,6 +29,12 @@ def test_a_profile_without_large_items_is_a_gap(profile: Profile, shown: list[Sh
     small = [Shown(one.needs, one.mode, 133, 6, one.layer) for one in shown if profile in one.needs]
     for items in (rest, rest + small):
         assert any(gap.startswith(profile) for gap in gaps(items))
+
+
+def test_rounded_products_without_large_items_are_a_gap(shown: list[Shown]) -> None:
+    """The gaps name each mode in which no large item lets attention round to e4m3."""
+    exact = [one for one in shown if not getattr(one.layer, "round_to_e4m3", False)]
+    assert {gap.split(":")[0] for gap in gaps(exact)} >= {f"{ROUNDED} in {mode}" for mode in Mode}
 
 
 def test_every_profile_is_of_a_known_kind() -> None:

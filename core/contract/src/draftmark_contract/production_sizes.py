@@ -38,6 +38,8 @@ GROUPS = ((1, 1), (2, 4), (5, 8), (9, 16))
 """Ranges of query heads per KV head, both ends included."""
 HEAD_DIMS, PAGES = MODEL_HEAD_DIMS, MODEL_PAGES
 """Head dimensions and page sizes of models."""
+ROUNDED = "fp8 rounded to e4m3"
+"""fp8 KV with `AttentionShape.round_to_e4m3`, for which a backend may have kernels of its own."""
 ROW_WIDTHS = ((512, 512), (320, 256), (160, 128))
 """Row and value widths of latent layers, besides 576 and 512."""
 WITH_MODES = frozenset({Profile.TREE, Profile.DRAFT_STEPS, Profile.RAGGED_VERIFY, Profile.DRAFT_BLOCKS})
@@ -85,6 +87,8 @@ def gaps(shown: Iterable[Shown]) -> list[str]:
         for mode in modes_of(profile)
         if not any(one.mode is mode and _needs_only(one, profile) for one in large)
     ]
+    rounded = {one.mode for one in large if isinstance(one.layer, AttentionShape) and one.layer.round_to_e4m3}
+    found += [f"{ROUNDED} in {mode}: no item of {REQUESTS} requests and {KEYS} keys" for mode in set(Mode) - rounded]
     for profile in sorted(set(Profile) - {Profile.CORE}):
         core = set(modes_of(profile)) & set(CORE_MODES)
         modes = core if len(core) >= len(GROUPS) else modes_of(profile)

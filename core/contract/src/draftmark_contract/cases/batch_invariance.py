@@ -24,19 +24,22 @@ from .graph_rounds import programs_of, sizes_of
 from .trees import beams, verify_tree
 
 SINCE = (1, 5)
-SIZES = (((3, 12), (600, 1800)), ((3, 28), (200, 1200)), ((33, 128), (150, 400)))
+SIZES = (((3, 12), (600, 1800)), ((3, 28), (200, 1200)), ((33, 128), (150, 400)), ((2, 3), (8300, 9900)))
 """(lowest, highest) number of requests and context length of each geometry that is drawn for a mode.
 
-The first and the last geometry, a crowd, have the core's attention shape.
+The first geometry and the third one, a crowd, have the core's attention shape.
 """
 DRAWN = 1
 """Index of the geometry with a drawn attention shape and drawn forms."""
+LONG = 3
+"""Index of the geometry with long contexts. It has one KV head."""
 MOST_ROWS = 200
 """Most verify rows of a full batch."""
 PROBES = 3
 """Requests that are compared in each draw."""
 BATCHES = 3
 """Batches of each draw that contain some of these requests."""
+ONE_KV_HEAD = AttentionShape(2, 1, 64, 128)
 DTYPES = (*(("float32",) * 2, ("bfloat16",) * 2, ("float16",) * 2), ("bfloat16", "float8_e4m3fn"))
 FEATURES: tuple[dict[str, Any], ...] = (
     *({}, {"window_left": 40}, {"logits_soft_cap": 30.0}, {"sinks": True}),
@@ -215,7 +218,7 @@ def _draw(mode: Mode, number: int) -> Draw:
         batch_invariant=True,
     )
     modes = tuple(dict.fromkeys((Mode.EXTEND, mode)))
-    shape = _shape(dice) if number == DRAWN else MANDATORY
+    shape = _shape(dice) if number == DRAWN else ONE_KV_HEAD if number == LONG else MANDATORY
     plain = mode in (Mode.EXTEND, Mode.DECODE)
     forms = LAYOUT_FORMS if number == DRAWN and dice.random() < 0.25 else ()
     geometry = Geometry.create(shape, limits, DraftShape() if plain else draft, modes=modes, forms=forms)

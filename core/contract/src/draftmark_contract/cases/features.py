@@ -20,6 +20,8 @@ from .space import Point, covering, log_uniform
 SINCE = (1, 5)
 PLAIN = "plain"
 """Name of a forward that needs only the profiles of its mode and shape."""
+ROUNDED = "rounded fp8"
+"""Name of a forward over fp8 KV in which the backend may round q and weights to e4m3."""
 MOST_KEYS = KEYS + 200
 CROWDS = ((REQUESTS, 26), (27, 33))
 WORK = 2**23
@@ -64,13 +66,14 @@ FEATURES: dict[str, Change] = {
     Profile.SOFT_CAP: _shaped(lambda dice: {"logits_soft_cap": dice.choice((5.0, 20.0, 50.0))}),
     Profile.SINKS: _shaped(lambda dice: {"sinks": True}),
     Profile.FP8: _shaped(lambda dice: {"kv_dtype": FP8_DTYPE}),
+    ROUNDED: _shaped(lambda dice: {"kv_dtype": FP8_DTYPE, "round_to_e4m3": True}),
     Profile.WIDE_TAILS: lambda sizes, dice: replace(sizes, wide=True),
     Profile.OVERLAP: lambda sizes, dice: replace(sizes, overlap=True),
     Profile.ENGINE_FORMS: _with_forms,
     Profile.BATCH_INVARIANCE: lambda sizes, dice: replace(sizes, batch_invariant=True),
 }
 """Change that makes a forward need a profile. Profiles that are not listed follow from the mode and the shape."""
-FREE = tuple(name for name in FEATURES if name not in (PLAIN, Profile.ODD_SHAPES, Profile.FP8))
+FREE = tuple(name for name in FEATURES if name not in (PLAIN, Profile.ODD_SHAPES, Profile.FP8, ROUNDED))
 """Features of products. fp8 KV is fixed there, because a backend without it must meet all other products too."""
 
 

@@ -32,6 +32,8 @@ ACTIONS = 12
 SEED = "DRAFTMARK_CONTRACT_SEED"
 """Environment variable with the seed of all drawn sequences."""
 TREES = ("chain", "random", "star", "deep", "unused")
+KV_LAYOUTS = 4
+"""Layouts of strided KV that a step may have: the first ones of `harness.tensor_forms.KV_FORMS`."""
 CALLS = ("plan", "write_metadata", "write_kv", "attend")
 """Calls of one forward, in order."""
 HOSTS = ("exact", "tight_bound", "upper_bound", "unknown")
@@ -322,7 +324,9 @@ def _in_forms(step: Step, e: int) -> Step:
         forward = replace(forward, unstored=frozenset(rows[e % 2 :: 3] if stores == 1 else rows))
     if stores == 3 and step.program is None:
         forward = replace(forward, shares_kv=True)
-    return replace(step, forward=forward, table=e % 4, kv=e // 4 % 3, shared=e // 48 % 2 == 1 and step.program is None)
+    return replace(
+        step, forward=forward, table=e % 4, kv=e // 4 % KV_LAYOUTS, shared=e // 48 % 2 == 1 and step.program is None
+    )
 
 
 def _split(total: int, count: int, c: int) -> list[int]:

@@ -59,9 +59,15 @@ def blocks_see_themselves(harness: Harness, forward: ForwardCase) -> None:
 def forms_are_taken_as_they_are(harness: Harness, forward: ForwardCase) -> None:
     """The backend accepts an engine's own KV slots, wider page tables and strided KV views, in every mode.
 
-    Each row is stored at the slot that the engine gives. A slot of -1 means that the row is not stored.
+    Each row is stored at the slot that the engine gives. A slot of -1 means that the row is not stored. K and V may
+    have different strides.
     """
-    _assert_forward(harness, forward)
+    from ..harness.tensor_forms import TABLES, KVForm, TensorForm
+
+    hosts = (harness.host, "exact")
+    for seed, kv in enumerate((KVForm.BY_HEAD, KVForm.UNLIKE)):
+        harness.tensors.take(TensorForm(TABLES[0], kv))
+        harness.assert_forward(forward, harness.load(forward, hosts[seed], seed))
 
 
 @behaviour(Fixture.FORWARDS, cases=captures, since=SINCE)

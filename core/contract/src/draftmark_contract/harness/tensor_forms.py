@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -46,11 +47,13 @@ class KVForm(StrEnum):
     BY_HEAD = "k and v of a page adjacent, heads before tokens"
     BY_TOKEN = "k and v of a token adjacent"
     BY_PAGE = "a page of all layers adjacent, with its heads before its tokens"
+    UNLIKE = "k as heads before tokens in one pool, v as tokens before heads in another one"
+    """K and V have different page, token and head strides."""
 
 
 TABLES = (TableForm(), TableForm(0, 0), TableForm(11, 0), TableForm(0, 7))
 """Layouts of a page table that a history draws from. The first one is the layout of single forwards."""
-KV_FORMS = (KVForm.BY_HEAD, KVForm.CONTIGUOUS, KVForm.BY_TOKEN, KVForm.BY_PAGE)
+KV_FORMS = (KVForm.BY_HEAD, KVForm.CONTIGUOUS, KVForm.BY_TOKEN, KVForm.UNLIKE, KVForm.BY_PAGE)
 """Layouts of KV pages that a history draws from. The first one is the layout of single forwards."""
 
 
@@ -110,6 +113,10 @@ def kv_pages(
     heads, dim, size = a.num_kv_heads, a.head_dim, a.page_size
     if a.latent or widths != (dim, dim):
         return _apart(geometry, num_pages, form, device, layers, empty)
+    if form is KVForm.UNLIKE:
+        made = partial(empty, dtype=getattr(torch, a.kv_dtype), device=device)
+        k, v = made((layers, num_pages, heads, size, dim)), made((num_pages, layers, size, heads, dim))
+        return [k.transpose(2, 3), v.transpose(0, 1)]
     shape, order = {
         KVForm.CONTIGUOUS: ((2, layers, num_pages, size, heads, dim), (1, 0, 2, 3, 4, 5)),
         KVForm.BY_HEAD: ((layers, num_pages, 2, heads, size, dim), (0, 2, 1, 4, 3, 5)),
@@ -125,19 +132,21 @@ def _apart(
     """Return the pages of latent rows, or of values that are narrower than keys.
 
     In strided layouts the pages of all layers, or the values of a token and its key, are adjacent. A latent row then
-    has `GAP` elements of memory after it.
+    has `GAP` elements of memory after it. In `KVForm.UNLIKE` only the first tensor has adjacent pages of all layers.
     """
     a, widths = geometry.attention, tuple(kv_widths(geometry).values())
     dtype, size, heads = getattr(torch, a.kv_dtype), a.page_size, a.num_kv_heads
     by_page = form in (KVForm.BY_PAGE, KVForm.BY_HEAD)
 
-    def made(width: int) -> torch.Tensor:
+    def made(width: int, by_page: bool = by_page) -> torch.Tensor:
         lead = (num_pages, layers) if by_page else (layers, num_pages)
         found = empty((*lead, size, heads, width), dtype=dtype, device=device)
         return found.transpose(0, 1) if by_page else found
 
     if form is KVForm.CONTIGUOUS or (a.latent and by_page):
         return [made(width) for width in widths]
+    if form is KVForm.UNLIKE:
+        return [made(width, number == 0) for number, width in enumerate(widths)]
     if a.latent:
         return [made(width + GAP)[..., :width] for width in widths]
     return list(torch.split(made(sum(widths)), list(widths), dim=-1))

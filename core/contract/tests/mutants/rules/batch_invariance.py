@@ -73,6 +73,12 @@ class OtherKernelForMany(SplitByTotal):
         kernel.attend(self, q, cache, batch, out)
 
 
+def _around_splits(backend: Any, choose: Callable[..., Any]) -> None:
+    """Replace the choice of tiles and splits; a backend of prefills alone has none."""
+    if set(backend.geometry.modes) != {Mode.EXTEND}:
+        around(backend._decode_verify, "choose_splits", choose)
+
+
 def _tiles_by_requests(backend: Any) -> None:
     """Halve the key tile of batches with more than four requests, so that more programs fit on the device."""
 
@@ -82,7 +88,19 @@ def _tiles_by_requests(backend: Any) -> None:
             config = replace(config, block_n=config.block_n // 2)
         return config, splits
 
-    around(backend._decode_verify, "choose_splits", choose)
+    _around_splits(backend, choose)
+
+
+def _tiles_of_long_contexts(backend: Any) -> None:
+    """Halve the key tile of batches of several requests in geometries with contexts of 3,000 tokens and more."""
+
+    def choose(original: Any, extent: Any) -> Any:
+        config, splits = original(extent)
+        if extent.num_reqs > 1 and backend.geometry.limits.max_context_len >= LONG and config.block_n > 16:
+            config = replace(config, block_n=config.block_n // 2)
+        return config, splits
+
+    _around_splits(backend, choose)
 
 
 def declared(backend: type[Backend]) -> type[Plugin]:
@@ -90,6 +108,8 @@ def declared(backend: type[Backend]) -> type[Plugin]:
     return type("Plugin", (plugin(backend),), {"info": replace(Plugin.info, batch_invariant=True)})
 
 
+LONG = 3000
+"""Number of keys from which a batch's other requests decide how long requests are split."""
 SPLIT = 64
 """Number of keys in a part, where the number of parts is not fixed."""
 
@@ -154,6 +174,11 @@ def _shared_first(batch: ForwardBatch) -> list[int]:
     return [3 * (page >= 0 and live.count(page) > 1) for page in first]
 
 
+def _long_in_parts(batch: ForwardBatch) -> list[int]:
+    """Return one part fewer than the batch has requests, for requests of `LONG` keys and more."""
+    return [(batch.padded_reqs - 1) * (bound >= LONG) for bound in _bounds(batch)]
+
+
 def _mutant(number: int, what: str, source: str, patch: Callable[[Any], None], *layouts: str) -> Mutant:
     declared = {"describe": lambda geometry, info: replace(info, batch_invariant=True)}
     absent = "" if set(layouts) == {"reference", "csr"} else "one design is enough for this rule of the schedule"
@@ -199,6 +224,12 @@ MUTANTS = (
         *(8, "Splits the keys of requests that share their first page", "cascade attention, flashinfer and vLLM"),
         *(_splitting(lambda backend, batch: _shared_first(batch)), "reference", "tutorial"),
     ),
+    _mutant(
+        *(9, "Splits requests of 3,000 keys and more by the number of requests", "split-KV only for long contexts"),
+        *(_splitting(lambda backend, batch: _long_in_parts(batch)), "csr", "tutorial"),
+    ),
+    Mutant("K10", "Chooses the key tile of long contexts by the number of requests", "a table of tuned tiles",
+           patch=_tiles_of_long_contexts, layouts=("cuda_triton",), absent="a plan of cuda_triton's host code"),
     Mutant("OH1", "Runs another kernel for batches padded to more than 32 requests", "pegainfer#613",
            plugin=declared(OtherKernelForMany), layouts=("tutorial",), absent=ONLY),
     Mutant("OH2", "Splits keys by the sum of the lengths of the batch", "flash-attention#1897",
@@ -208,7 +239,8 @@ MUTANTS = (
 )  # fmt: skip
 KILLER = {
     **dict.fromkeys(
-        ("K01", "K02", "K03", "K04", "K05", "K07", "K08", "OH1", "OH2", "OH3"), "batch_invariance.holds_in_any_batch"
+        ("K01", "K02", "K03", "K04", "K05", "K07", "K08", "K09", "K10", "OH1", "OH2", "OH3"),
+        "batch_invariance.holds_in_any_batch",
     ),
     "K06": "batch_invariance.holds_in_any_graph",
 }

@@ -169,6 +169,23 @@ def _uniform_graph(backend: Any, batch: ForwardBatch) -> ForwardBatch:
     return replace(batch, q_indptr=torch.arange(batch.padded_reqs + 1, dtype=torch.int32) * rows)
 
 
+def _strides_of_k(cache: KVCache) -> KVCache:
+    """Return the cache with V in K's strides, where they stay in V's memory."""
+    k, v = cache.k, cache.v
+    last = v.storage_offset() + sum((size - 1) * step for size, step in zip(v.shape, k.stride(), strict=True))
+    if (last + 1) * v.element_size() > v.untyped_storage().nbytes():
+        return cache
+    return replace(cache, v=v.as_strided(v.shape, k.stride(), v.storage_offset()))
+
+
+def _reads_in_strides_of_k(backend: Any) -> None:
+    around(backend, "attend", lambda original, q, cache, *rest: original(q, _strides_of_k(cache), *rest))
+
+
+def _stores_in_strides_of_k(backend: Any) -> None:
+    around(backend, "write_kv", lambda original, k, v, cache, batch: original(k, v, _strides_of_k(cache), batch))
+
+
 MUTANTS = (
     Mutant("D01", "Lets rows of a causal draft block see later rows", "layers of one DFlash head differ",
            patch=on_batch(_whole), **FORMS),
@@ -188,6 +205,10 @@ MUTANTS = (
            patch=on_batch(_shifted_store, "write_metadata"), **ALL),
     Mutant("D09", "Stores the front rows of several modules that have slot -1", "slots computed from the page table",
            patch=on_batch(_every_row_stored, "write_metadata"), **FORMS),
+    Mutant("D10", "Reads V with K's page, token and head strides", "one set of strides for both tensors, FlashInfer's",
+           patch=_reads_in_strides_of_k, **FORMS),
+    Mutant("D11", "Stores V with K's page, token and head strides", "one set of strides for both tensors",
+           patch=_stores_in_strides_of_k, **FORMS),
     Mutant("M40", "Gives all rows of a draft block the window of its first row", "sglang#35209",
            patch=_window_of_the_first_row, **BEYOND),
     Mutant("M41", "Serves draft blocks in eager mode but raises at capture", "vllm#48167",
@@ -198,6 +219,7 @@ MUTANTS = (
 KILLER = {
     **dict.fromkeys(("D01", "D02", "D03"), "engine.blocks_may_be_causal"),
     **dict.fromkeys(("D04", "D06"), "engine.rows_may_be_stored_only"),
+    **dict.fromkeys(("D10", "D11"), "engine.forms_are_taken_as_they_are"),
     "D05": "engine.rows_may_be_stored_only_in_a_graph",
     **dict.fromkeys(("D07", "D08", "D09"), "engine.modules_read_their_newest_rows_again"),
 }
