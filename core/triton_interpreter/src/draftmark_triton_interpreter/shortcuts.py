@@ -12,9 +12,12 @@ import numpy as np
 from triton.runtime import interpreter
 from triton.runtime.interpreter import TensorHandle
 
+from . import memory
 from .recorder import BuilderCall
 
 Shortcut = Callable[..., Any]
+BITWISE = (np.bitwise_and, np.bitwise_or, np.bitwise_xor)
+"""Functions with the same results on bools as on integers of one bit."""
 _new = object.__new__
 
 
@@ -28,10 +31,21 @@ def shortcut(step: BuilderCall) -> Shortcut | None:
     return found if bitwise_equal(found(*operands).data, step.made.data) else None
 
 
+class _Handle(TensorHandle):  # type: ignore[misc]
+    """Tensor handle that makes its dictionary of hints at the first use; few handles have hints."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "attr":
+            raise AttributeError(name)
+        self.attr: dict[str, Any] = {}
+        return self.attr
+
+
 def unchecked_handle(data: Any, dtype: Any) -> Any:
     """Return a tensor handle built without the constructor's checks."""
-    made = _new(TensorHandle)
-    made.data, made.dtype, made.attr = data, dtype, {}
+    made = _new(_Handle)
+    made.data = data
+    made.dtype = dtype
     return made
 
 
@@ -43,7 +57,7 @@ def bitwise_equal(one: Any, other: Any) -> bool:
 def _binary(step: BuilderCall) -> Shortcut | None:
     left, right, function = step.args
     dtype, wanted = step.made.dtype, step.made.data.dtype
-    if left.data.dtype == right.data.dtype == np.bool_:
+    if left.data.dtype == right.data.dtype == np.bool_ and function not in BITWISE:
         return None  # only the builder handles bool's wrap-around in one bit
 
     def run(left: Any, right: Any) -> Any:
@@ -51,6 +65,12 @@ def _binary(step: BuilderCall) -> Shortcut | None:
         return unchecked_handle(data if data.dtype is wanted else data.astype(wanted), dtype)
 
     return run
+
+
+def _shift_right(step: BuilderCall) -> Shortcut | None:
+    if any(one.data.dtype.kind != "i" for one in step.args):
+        return None  # the builder changes the type of such numbers
+    return _binary(step._replace(args=(*step.args, np.right_shift)))
 
 
 def _unary(step: BuilderCall) -> Shortcut:
@@ -114,7 +134,7 @@ def _load(step: BuilderCall) -> Shortcut:
         shape = pointer.data.shape
         if shape not in known:
             known[shape] = np.ones(shape, np.bool_), np.zeros(shape, wanted)
-        return unchecked_handle(load(pointer.data, *known[shape], wanted), dtype)
+        return unchecked_handle(memory.load(pointer.data, *known[shape], wanted, load), dtype)
 
     return run
 
@@ -123,13 +143,21 @@ def _load_masked(step: BuilderCall) -> Shortcut:
     dtype, wanted, load = step.made.dtype, step.made.data.dtype, interpreter._interpreter.load
     if step.args[2] is None:
         return lambda pointer, mask: unchecked_handle(
-            load(pointer.data, mask.data, np.zeros_like(pointer.data, dtype=wanted), wanted), dtype
+            memory.load(pointer.data, mask.data, np.zeros_like(pointer.data, dtype=wanted), wanted, load), dtype
         )
-    return lambda pointer, mask, other: unchecked_handle(load(pointer.data, mask.data, other.data, wanted), dtype)
+    return lambda pointer, mask, other: unchecked_handle(
+        memory.load(pointer.data, mask.data, other.data, wanted, load), dtype
+    )
+
+
+def _store_masked(step: BuilderCall) -> Shortcut:
+    store = interpreter._interpreter.store
+    return lambda pointer, value, mask: memory.store(pointer.data, value.data, mask.data, store)
 
 
 _SHORTCUTS: dict[str, Callable[[BuilderCall], Shortcut | None]] = {
     "binary_op": _binary,
+    "create_ashr": _shift_right,
     "cast_impl": _cast,
     "create_addptr": _advance,
     "create_bitcast": _bitcast,
@@ -138,6 +166,7 @@ _SHORTCUTS: dict[str, Callable[[BuilderCall], Shortcut | None]] = {
     "create_idiv": _divide_integers,
     "create_load": _load,
     "create_masked_load": _load_masked,
+    "create_masked_store": _store_masked,
     "ternary_op": _ternary,
     "unary_op": _unary,
 }

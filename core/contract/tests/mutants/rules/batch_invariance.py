@@ -74,7 +74,7 @@ class OtherKernelForMany(SplitByTotal):
 
 
 def _around_splits(backend: Any, choose: Callable[..., Any]) -> None:
-    """Replace the choice of tiles and splits; a backend of prefills alone has none."""
+    """Replace the choice of tiles and splits; a backend that serves prefills only has none."""
     if set(backend.geometry.modes) != {Mode.EXTEND}:
         around(backend._decode_verify, "choose_splits", choose)
 

@@ -205,9 +205,9 @@ MUTANTS = (
            patch=on_batch(_shifted_store, "write_metadata"), **ALL),
     Mutant("D09", "Stores the front rows of several modules that have slot -1", "slots computed from the page table",
            patch=on_batch(_every_row_stored, "write_metadata"), **FORMS),
-    Mutant("D10", "Reads V with K's page, token and head strides", "one set of strides for both tensors, FlashInfer's",
+    Mutant("D11", "Reads V with K's page, token and head strides", "one set of strides for both tensors, FlashInfer's",
            patch=_reads_in_strides_of_k, **FORMS),
-    Mutant("D11", "Stores V with K's page, token and head strides", "one set of strides for both tensors",
+    Mutant("D12", "Stores V with K's page, token and head strides", "one set of strides for both tensors",
            patch=_stores_in_strides_of_k, **FORMS),
     Mutant("M40", "Gives all rows of a draft block the window of its first row", "sglang#35209",
            patch=_window_of_the_first_row, **BEYOND),
@@ -219,7 +219,7 @@ MUTANTS = (
 KILLER = {
     **dict.fromkeys(("D01", "D02", "D03"), "engine.blocks_may_be_causal"),
     **dict.fromkeys(("D04", "D06"), "engine.rows_may_be_stored_only"),
-    **dict.fromkeys(("D10", "D11"), "engine.forms_are_taken_as_they_are"),
+    **dict.fromkeys(("D11", "D12"), "engine.forms_are_taken_as_they_are"),
     "D05": "engine.rows_may_be_stored_only_in_a_graph",
     **dict.fromkeys(("D07", "D08", "D09"), "engine.modules_read_their_newest_rows_again"),
 }

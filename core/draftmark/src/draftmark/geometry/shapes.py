@@ -70,7 +70,10 @@ class Form(StrEnum):
     ENGINE_TABLE = "engine_table"
     """A page table wider than the geometry's, with any row pitch; entries after a request's pages are undefined."""
     STRIDED_KV = "strided_kv"
-    """K and V are views of packed pages: head_dim is contiguous, and page, token and head each have one pitch."""
+    """K and V are views of packed pages: head_dim is contiguous, and page, token and head each have one pitch.
+
+    K and V may have different pitches.
+    """
     ENGINE_STORES = "engine_stores"
     """The engine writes KV itself, before `attend`. It never calls `AttentionBackend.write_kv`."""
     LATENT_PARTS = "latent_parts"
