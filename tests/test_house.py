@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,16 @@ def test_each_file_counts_for_one_feature() -> None:
     counts = {"core/contract/tests/mutants/rules/state/slots.py": 5, "core/draftmark/src/draftmark/tree.py": 7}
     found = by_feature(counts)
     assert found["recurrent state"] == 5 and found["mutants"] == 0 and sum(found.values()) == 12
+
+
+def test_layout_names_every_folder_of_core_and_suite() -> None:
+    """Section 7 of docs/design.md draws each folder of the core and of the suite, and no module that does not exist."""
+    drawn = (ROOT / "docs" / "design.md").read_text().partition("## 7. Layout")[2].split("```")[1]
+    for folder, package in (("core/draftmark", "draftmark"), ("core/contract", "draftmark_contract")):
+        [part] = re.findall(rf"^{folder}/ .*\n((?:  .*\n)+)", drawn, re.MULTILINE)
+        names = {word for line in part.splitlines() for word in re.split(r"\s{3,}", line.strip())[0].split()}
+        home = ROOT / folder / "src" / package
+        inside = {f"{one.name}/" for one in home.iterdir() if one.is_dir() and one.name != "__pycache__"}
+        assert inside <= names, inside - names
+        gone = {one for one in names - inside if not (home / f"{one.removesuffix('.py')}.py").exists()}
+        assert not gone, gone
