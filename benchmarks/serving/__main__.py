@@ -86,7 +86,7 @@ class Run:
         folder: folder for models, caches and logs.
         seconds: time for the whole run.
         before: earlier result of the same device and commit; its rows are kept.
-        turns: file that is locked during a pass, and shared by starts; None for no lock.
+        turns: lock file, held exclusively by a pass and shared by starts; None for no lock.
         imported: the engine's modules were read from disk before.
     """
 

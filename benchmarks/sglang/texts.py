@@ -111,7 +111,7 @@ def serve(number: int, folder: Path, rank: int, ranks: int, rehearsed: bool, che
     texts = [list(request.output_ids)[:TOKENS] for request in running]
     verifications = sum(getattr(request, "spec_verify_ct", 0) for request in running)
     served_by = scheduler.tp_worker.model_runner.attn_backend
-    # SGLang's backend of a hybrid model holds draftmark's.
+    # In a hybrid model SGLang's backend wraps draftmark's.
     forwards = getattr(getattr(served_by, "full_attn_backend", served_by), "_comparison", None)
     result = dict(texts=texts, verifications=verifications, forwards_compared=getattr(forwards, "compared", 0))
     result |= dict(check=check.rows(), cached=sum(request.cached_tokens for request in running))

@@ -83,7 +83,7 @@ class Benchmark:
         self._training = self._train()
 
     def _train(self) -> subprocess.Popen[bytes] | None:
-        """Write missing models of the text comparison, and start training the one that is trained."""
+        """Write the latent model and start training the memorizer, if they are missing. Return the training process."""
         missing = {one.checkpoint for one in self.given.said} - {path.name for path in self.folder.glob("*")}
         if LATENT in missing:
             latent_model.write(self.folder / LATENT)

@@ -8,7 +8,7 @@ over KV in e4m3 the model reads K and V rounded to e4m3. Sampled texts must equa
 dtypes and temperature: the seed and the position decide each sample, whatever the drafts are.
 
 The folder ``MODELS/memorizer`` has the model of the texts, ``MODELS/smollm2`` the model of the draft measurements. A
-row that names a checkpoint is judged with that one.
+row that names a checkpoint is judged with that checkpoint.
 """
 
 from __future__ import annotations

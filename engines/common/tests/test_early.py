@@ -38,7 +38,7 @@ ONE, OTHER = make_geometry(), make_geometry(page_size=32)
 
 
 def test_equal_geometries_are_compiled_once(early: EarlyKernels) -> None:
-    """Every layer asks; each group of geometries is compiled once, in the order of the first questions."""
+    """Every layer calls `begin`. Each group of geometries is compiled once, in the order of the first calls."""
     backend: Any = Backend()
     for group in ((ONE,), (ONE,), (OTHER,), (ONE,)):
         early.begin(backend, group, "cuda")

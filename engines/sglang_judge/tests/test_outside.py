@@ -58,7 +58,7 @@ def test_class_that_cannot_be_imported_is_an_error() -> None:
 
 @pytest.mark.parametrize("named", ["json:JSONDecoder", "math:pi"])
 def test_class_of_another_kind_is_an_error(named: str) -> None:
-    """A class without SGLang's interface is no backend that fails; the error says what to name."""
+    """A class without SGLang's interface is an error, not a failed backend. The error says what to name."""
     pytest.importorskip("sglang")
     with pytest.raises(DraftmarkError, match="derive from SGLang's AttentionBackend; name the class of a backend"):
         outside.find(named, "cpu")

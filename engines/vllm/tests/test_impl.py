@@ -62,7 +62,7 @@ def test_only_the_first_forward_without_metadata_reserves_memory(monkeypatch: py
 
 
 def test_a_new_layer_has_its_kernels_compiled_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM creates layers before it loads and compiles the model; kernels compile meanwhile."""
+    """vLLM creates layers before it loads and compiles the model. Kernels compile at the same time."""
     begun: list[tuple[Any, ...]] = []
     made = SimpleNamespace(each=lambda: ("decode and verify", "extend"))
     monkeypatch.setattr("draftmark_vllm.impl.get_current_vllm_config", lambda: None)

@@ -95,7 +95,7 @@ def test_names_resolve_without_vllm() -> None:
 
 @pytest.mark.parametrize("named", ["json.JSONDecoder", "math:pi"])
 def test_class_of_another_kind_is_an_error(named: str) -> None:
-    """An object without the methods of vLLM's interface is no backend, and the error names the first that it lacks."""
+    """An object without the methods of vLLM's interface is an error, which names the first missing method."""
     with pytest.raises(DraftmarkError, match="gives no backend: TypeError: it has no get_impl_cls"):
         ENGINE.open(named, "cpu")
 

@@ -58,7 +58,7 @@ def test_selected_items_run_alone(vendor: Run) -> None:
 
 
 def test_session_with_some_items_gives_no_verdict(vendor: Run) -> None:
-    """A session that ran some items without a failure ends with 2; it ends with 0 on request, or if it ran none."""
+    """A session in which some items ran and none failed ends with 2; with the option, or without items, with 0."""
     part = ("--judge-target", "fake:package.Two", "-k", "bits[a] or own")
     said = vendor(*part)
     assert said.returncode == 2 and "2 passed" in said.stdout, said.stdout

@@ -29,7 +29,10 @@ CLASSES = {
     "W": "pages left of a window",
 }
 BY_NUMBER = {"F": ((11, "F"), (100, "K")), "H": ((5, "A"), (8, "D"), (12, "E"), (100, "D"))}
-"""Classes of mutants by the suite's authors, by the first letter of the id: the numbers below its bound."""
+"""Classes of mutants by the suite's authors, by the first letter of the id, as (bound, class).
+
+The first bound above the id's number decides.
+"""
 BY_LETTER = {"P": "B", "B": "C", "G": "G", "K": "H", "I": "I", "J": "J", "Q": "W"}
 """Class of the other mutants by the suite's authors, by the first letter of the id."""
 REFERENCE = "reference"

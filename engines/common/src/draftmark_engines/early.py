@@ -17,8 +17,8 @@ Work = tuple[LoadedBackend, tuple[Geometry, ...]]
 class EarlyKernels:
     """Compiles missing kernels in a thread of this process, one group of geometries after another.
 
-    Opening a backend compiles the same kernels, and waits for those that the thread compiles just then. So nothing
-    waits for the thread, and what it cannot compile is reported when the backend opens.
+    Opening a backend compiles the kernels that are still missing, and waits for a kernel that the thread is compiling.
+    No other code waits for the thread. A kernel that it cannot compile raises its error when the backend opens.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class EarlyKernels:
         self._lock = Lock()
 
     def begin(self, backend: LoadedBackend, geometries: Iterable[Geometry], device: str) -> None:
-        """Compile the kernels of these geometries soon. Equal geometries, and a CPU's, compile nothing.
+        """Queue the kernels of these geometries for compilation. Geometries of a CPU, and known ones, are skipped.
 
         Args:
             device: type of the device, such as "cuda".
@@ -57,4 +57,4 @@ class EarlyKernels:
 
 
 EARLY_KERNELS = EarlyKernels()
-"""One for each process: layers begin, and builders open the backends."""
+"""The process's only instance. Attention layers queue geometries; metadata builders open the backends later."""

@@ -83,7 +83,7 @@ def _checked(found: Any) -> Any:
     """Return a class that derives from SGLang's interface, or a function that makes a backend.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: `found` is neither.
     """
     base = importlib.import_module("sglang.srt.layers.attention.base_attn_backend").AttentionBackend
     if not callable(found) or (isinstance(found, type) and not issubclass(found, base)):

@@ -32,9 +32,9 @@ LIVES = (
     ("in inference mode, in memory of bytes D5", 0xD5, False, True),
     ("with each call on a thread of its own", 0xD5, True, False),
 )
-"""Description, byte that fills all fresh memory, True for a new thread for each call, and True for inference mode."""
+"""Description, byte that fills all fresh memory, True if each call has a new thread, True for inference mode."""
 THREADS = 2
-"""Threads of torch. The suite's own process has one, so a reduction that needs one thread shows only here."""
+"""Threads of torch here. The suite's own process has one, so a backend that is wrong with several fails only here."""
 
 
 class _Absent:

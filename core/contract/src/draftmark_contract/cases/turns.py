@@ -36,7 +36,7 @@ class Turns:
 def triples() -> list[Case]:
     """Return drawn triples of geometries: in core modes on two page sizes, and in seven modes with forms or without.
 
-    The third of "twins" equals the first, as those of two MTP modules do.
+    In "twins" the third geometry equals the first, as the geometries of two MTP modules do.
     """
     kinds = {
         "chain": (CORE_MODES, 16, (), 1, 0.0),

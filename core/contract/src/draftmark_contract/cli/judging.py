@@ -100,7 +100,7 @@ def carry_out(args: argparse.Namespace, name: str, opening: Opening, tiers: tupl
         args.stop_at_first,
     )
     verdict = run(name, opening, options, f"draftmark {args.command}")
-    # Messages have the words of a backend, which may contain a terminal's control characters.
+    # Messages contain text of the backend, which may have control characters of a terminal.
     print(printable("\n".join([*failure_lines(verdict), *verdict_lines(verdict)])), flush=True)
     compared = compare(verdict, earlier) if earlier and not verdict.error else None
     if compared:
@@ -116,7 +116,7 @@ def carry_out(args: argparse.Namespace, name: str, opening: Opening, tiers: tupl
         print(f"draftmark {args.command}: {problem}", file=sys.stderr)
     code = verdict.exit_code(args.allow_known, args.allow_part)
     if compared and verdict.ran:
-        # Failures that the earlier verdict has too are forgiven, but a part stays without a verdict.
+        # A failure that the earlier verdict also has does not count. A run of some items still has no verdict.
         code = 1 if compared.worse else code * (verdict.word is Word.NONE)
     return code or (WITHOUT_VERDICT if problems else 0)
 

@@ -173,7 +173,7 @@ class Verdict:
 
     @property
     def is_part(self) -> bool:
-        """True for a run of only some items to its end, in which at least one item ran and none failed."""
+        """True if the run ended normally, only some items were selected, at least one ran, and none failed."""
         return self.word is Word.NONE and not self.error and not self.complete and self.ran
 
     def recorded(self, allow_part: bool = False) -> bool:
