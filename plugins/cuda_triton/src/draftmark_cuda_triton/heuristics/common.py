@@ -34,7 +34,7 @@ class Kernel(Enum):
     SM90_LATENT = "kernels_sm90, latent"
     """Hopper; latent rows, with q in shared memory."""
     SM90_LATENT_RS = "kernels_sm90, latent, q in registers"
-    """Hopper; latent rows of two row tiles or more, or in e4m3, which is upcast in shared memory."""
+    """Hopper; two row tiles or more of latent rows, narrow values, or e4m3, which is upcast in shared memory."""
 
     @property
     def is_sm90(self) -> bool:

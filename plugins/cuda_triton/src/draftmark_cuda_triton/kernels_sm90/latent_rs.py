@@ -1,4 +1,4 @@
-"""Decode and verify over latent rows (MLA) on Hopper with q in registers: for two row tiles or more, and for e4m3 rows.
+"""Decode and verify over latent rows (MLA) on Hopper with q in registers: many rows, narrow values, and e4m3 rows.
 
     3 TMA warps     pipeline: STAGES tiles of 64 rows             softmax warp group            2 value warp groups
     page ids ─► │ left half │ right half │ … , rest ── full ─►  s = q·rowᵀ, mask, softmax ─► p ─► acc_left  += p·left
