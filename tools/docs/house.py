@@ -80,7 +80,7 @@ def page(old: Path, new: Path) -> str:
     parts = [
         head,
         _compared("figure", figures(old, was), figures(new, now), goals=GOALS),
-        "Kernels may have more parameters: [layout](design.md#7-layout). Files on the way through the suite:\n\n" + table(),
+        "Kernels may have more parameters: [layout](design.md#7-layout). Suite files on the way:\n\n" + table(),
         _compared("lines by feature", before, today),
         _compared("lines by wheel", dict.fromkeys(wheels, 0) | by_wheel(old), by_wheel(new)),
     ]
