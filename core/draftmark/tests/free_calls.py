@@ -318,6 +318,7 @@ FREE: dict[str, tuple[Call, str]] = {
     "pad None": (lambda rig: padded_batch_size(None, (1,)), "num_reqs is None"),
     "copy of nothing": (lambda rig: AsyncHostCopy([]), "tensors has 0"),
     "fence on a bogus device": (lambda rig: fence("bogus"), "'bogus'"),
+    "graphs on a device's name": (lambda rig: graph_state_for("cuda"), "device is 'cuda'"),
     "profile of a bogus device": (lambda rig: device_profile("bogus"), "'bogus'"),
     "to_device of text": (lambda rig: to_device("abc", "cpu"), "values"),
     "to_device of uneven rows": (lambda rig: to_device([[1], [1, 2]], "cpu"), "values"),

@@ -21,8 +21,10 @@ def graph_state_for(device: torch.device) -> GraphState:
     """Return a new graph state for `device`: CUDA graphs on CUDA, recorded graphs on other devices.
 
     Raises:
-        GraphError: draftmark-reference, which records graphs without a device, is not installed.
+        GraphError: draftmark-reference, which records graphs without a device, is not installed, or `device` is text.
     """
+    if isinstance(device, str):
+        raise GraphError(f"device is {device!r}, but it must be a torch.device; write torch.device({device!r})")
     if device.type == "cuda":
         from .cuda import CudaGraphState
 

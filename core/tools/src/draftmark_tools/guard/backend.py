@@ -90,6 +90,12 @@ class GuardedBackend:
             if not output.is_contiguous():
                 strides = list(output.stride())
                 raise BatchError(f"{name} has strides {strides}, but it must be contiguous; use torch.empty")
+            for other, tensor in (("q", q), ("the cache's k", cache.k), ("the cache's v", cache.v)):
+                if _overlap(output, tensor):
+                    raise BatchError(
+                        f"{name} shares memory with {other}, but kernels write one while they read the other; use "
+                        "torch.empty"
+                    )
         sinks_of(cache, self._geometry)
         if a.chosen_width and readable(batch.device):
             check_lists(batch, self._geometry, num_slots(cache, self._geometry))
@@ -134,3 +140,17 @@ class GuardedBackend:
             raise BatchError(f"{name} is on {tensor.device}, but the batch is on {batch.device}; move it there")
         if tensor.stride(-1) != 1 and tensor.numel():
             raise BatchError(f"{name} has strides {list(tensor.stride())}, but a head is contiguous; copy the tensor")
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return True if two tensors lie in overlapping ranges of one memory."""
+    if one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
+        return False
+    (a, b), (c, d) = (_range(tensor) for tensor in (one, other))
+    return a < d and c < b
+
+
+def _range(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the first address of a tensor, and the address after its last element."""
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else -1
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
