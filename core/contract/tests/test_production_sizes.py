@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import pytest
 
-from draftmark.geometry import Mode
+from draftmark.geometry import CORE_MODES, AttentionShape, Mode
+from draftmark_contract.cases import features
 from draftmark_contract.check import Tier
-from draftmark_contract.production_sizes import FEATURES, ROUNDED, WITH_MODES, Shown, gaps, shown_by
+from draftmark_contract.production_sizes import FEATURES, KEYS, ROUNDED, WITH_MODES, Shown, gaps, shown_by
 from draftmark_contract.profiles import OF_STATE, SHAPES, Profile
 from draftmark_contract.runner.item import all_items
 
@@ -35,6 +38,27 @@ def test_rounded_products_without_large_items_are_a_gap(shown: list[Shown]) -> N
     """The gaps name each mode in which no large item lets attention round to e4m3."""
     exact = [one for one in shown if not getattr(one.layer, "round_to_e4m3", False)]
     assert {gap.split(":")[0] for gap in gaps(exact)} >= {f"{ROUNDED} in {mode}" for mode in Mode}
+
+
+@pytest.mark.parametrize("feature", [one for one in features.FEATURES if isinstance(one, Profile)])
+def test_every_feature_meets_the_kv_heads_of_a_model(feature: str, shown: list[Shown]) -> None:
+    """Each feature has a forward of thousands of keys with eight KV heads in a core mode; a crowd has at most two."""
+    mine = [one for one in shown if feature in one.needs and one.mode in CORE_MODES and one.keys >= KEYS]
+    assert max(getattr(one.layer, "num_kv_heads", 0) for one in mine) >= features.MANY_HEADS
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_every_mode_meets_another_softmax_scale(mode: Mode, shown: list[Shown]) -> None:
+    """Each mode has a large forward with a scale other than the default, which no profile names."""
+    large = [one.layer for one in shown if one.mode is mode and one.keys >= KEYS]
+    heads = [one for one in large if isinstance(one, AttentionShape) and not one.latent]
+    assert any(one.softmax_scale != one.head_dim**-0.5 for one in heads)
+
+
+def test_every_two_features_meet_without_others(shown: list[Shown]) -> None:
+    """Every two features meet in a large VERIFY that needs no third one, because a backend may refuse the others."""
+    large = [one.needs & set(features.FREE) for one in shown if one.mode is Mode.VERIFY and one.keys >= KEYS]
+    assert not [two for two in combinations(features.FREE, 2) if set(two) not in large]
 
 
 def test_every_profile_is_of_a_known_kind() -> None:

@@ -31,7 +31,7 @@ There are three kinds, and their scores mean different things:
   `R…`, 33 of 48 `S…`, and 69 of the 86 of the third attack. Ten of the other 17 were real faults and are
   `T…`. The survivors changed the suite, so this page shows them as killed. Only another attack can tell how many new
   ones would survive. `O…` are of a fourth and a fifth author, who wrote by class of defect: the second letter is the
-  class. Of the fifth author's 24 mutants the suite killed 19 on arrival.
+  class. Of the fifth author's 34 mutants the suite killed 26 on arrival.
 
 *Killed by* names at most two checks, quick ones first, that fail on a fixed sample of their cases, or on all cases
 if the sample shows nothing. A row that an earlier suite judged runs the checks that killed it then, and all other

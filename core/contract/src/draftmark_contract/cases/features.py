@@ -39,6 +39,8 @@ CORE_SHAPE: Point = {
 SHAPE_AXES = {"head_dim": HEAD_DIMS, "page": PAGES, "group": GROUPS, "dtype": ("bfloat16", "float16")}
 BY_DEVICE = (Mode.RAGGED_VERIFY, Mode.DRAFT_BLOCK)
 """Modes outside of the core, which `production.full` does not have."""
+SCALES = (None, 0.6, 1.7)
+"""Softmax scales as multiples of the default."""
 FULL_REQUESTS, FULL_KEYS = 33, 8192
 """Requests and keys of forwards that only a device runs."""
 Change = Callable[[Sizes, random.Random], Sizes]
@@ -93,7 +95,23 @@ def alone() -> list[Case]:
         rows += [{"feature": feature, "mode": mode, **turns.get(mode, core)} for mode in modes]
     axes = {"feature": tuple(FEATURES), "mode": tuple(Mode), **SHAPE_AXES, "requests": CROWDS}
     points = covering(axes, random.Random("alone"), rows, _possible)
-    return [_case(str(point["feature"]), point, n) for n, point in enumerate(points)]
+    return [*(_case(str(point["feature"]), point, n) for n, point in enumerate(points)), *_with_many_heads()]
+
+
+MANY_HEADS = 8
+"""KV heads of most models on one rank."""
+
+
+def _with_many_heads() -> list[Case]:
+    """Return a forward of few requests with `MANY_HEADS` KV heads for each feature; a crowd has at most two of them."""
+    found = []
+    for number, feature in enumerate(FEATURES):
+        modes = [mode for mode in CORE_MODES if _possible({"feature": feature, "mode": mode})]
+        shape = {name: values[number % len(values)] for name, values in SHAPE_AXES.items()}
+        shape |= {"head_dim": 64, "kv_heads": MANY_HEADS, "group": (1 + number % 4,) * 2, "requests": (3, 4)}
+        point = {**shape, "feature": feature, "mode": modes[number % len(modes)]}
+        found.append(_case(f"heads{MANY_HEADS}-{feature}", point, number))
+    return found
 
 
 PROMPT = 1_100
@@ -182,4 +200,12 @@ def _case(begin: str, point: Point, number: int) -> Case:
     for feature, change in FEATURES.items():
         if values.get("feature") == feature or values.get(feature):
             sizes = change(sizes, dice)
+    if values.get("feature") != PLAIN:
+        sizes = replace(sizes, attention=replace(sizes.attention, softmax_scale=_scale(values["head_dim"], number)))
     return Case(name, sizes.draw(name), SINCE)
+
+
+def _scale(head_dim: int, number: int) -> float | None:
+    """Return the default softmax scale, a smaller one or a larger one, by turns. A scale needs no profile."""
+    factor = SCALES[number % len(SCALES)]
+    return None if factor is None else factor * head_dim**-0.5

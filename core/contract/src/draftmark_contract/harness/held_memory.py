@@ -27,7 +27,18 @@ HEAP_LIMIT = 64 * 1024
 """Bytes of the C library's heap that the calls of one quarter may add; native code keeps blocks that are not traced."""
 
 
-def assert_keeps_no_memory(what: str, calls: int, device: str, call: Callable[[int], object]) -> None:
+ALLOCATES_NOTHING = "draftmark.backend.AttentionBackend: a backend allocates nothing in these methods"
+NO_BUFFERS = "declare buffers in buffers(); bound every cache, and key none by lengths"
+
+
+def assert_keeps_no_memory(
+    what: str,
+    calls: int,
+    device: str,
+    call: Callable[[int], object],
+    formula: str = ALLOCATES_NOTHING,
+    remedy: str = NO_BUFFERS,
+) -> None:
     """Run ``call(n)`` for n below `calls`; check that they leave no tensors or files, and at most `LIMIT` bytes.
 
     The first quarter of the calls fills caches. Each further quarter is measured, and the smallest growth counts.
@@ -35,6 +46,7 @@ def assert_keeps_no_memory(what: str, calls: int, device: str, call: Callable[[i
     Args:
         what: subject of the message, such as ``"plan()"``.
         device: device of the backend; its allocations are measured too.
+        formula, remedy: source of the rule, and the change that fixes a violation.
 
     Raises:
         ContractViolation: the process keeps memory of the calls in every quarter that is measured.
@@ -68,9 +80,9 @@ def assert_keeps_no_memory(what: str, calls: int, device: str, call: Callable[[i
             batch=f"{WINDOWS} times {calls // (WINDOWS + 1)} calls after as many others, in other layouts",
             got=", ".join([*names, bytes_, f"most of the traced ones in {most.filename}:{most.lineno}"]),
             expected=f"at least once no tensor, no file, at most {LIMIT // WINDOWS} bytes and {HEAP_LIMIT} of the heap",
-            formula="draftmark.backend.AttentionBackend: a backend allocates nothing in these methods",
+            formula=formula,
             bug="sglang#27664",
-            remedy="declare buffers in buffers(); bound every cache, and key none by lengths",
+            remedy=remedy,
         )
 
 

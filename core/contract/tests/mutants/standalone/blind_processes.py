@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 from types import SimpleNamespace
 from typing import Any
 
-from draftmark import BufferSpec, Geometry
+from draftmark import BufferSpec, Geometry, Requirements
 
 from .bases import BASES, named
 
@@ -69,3 +70,10 @@ class OC5(named("oc5", BASES["tutorial"])):  # type: ignore[misc]
 
         backend.attend = attend
         return backend
+
+
+class OJ7(named("oj7", BASES["tutorial"])):  # type: ignore[misc]
+    """Requires unique slots on every thread but the main one."""
+
+    def requirements(self, geometry: Geometry) -> Requirements:
+        return Requirements(unique_slots=threading.current_thread() is not threading.main_thread())
