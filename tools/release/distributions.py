@@ -44,6 +44,12 @@ class Distribution:
         return [*self.project.get("dependencies", []), *(one for extra in extras for one in extra)]
 
     @property
+    def needed(self) -> list[str]:
+        """Packages that must be published first: required ones, and those of the extra `runtime`."""
+        runtime = self.project.get("optional-dependencies", {}).get("runtime", [])
+        return [*self.project.get("dependencies", []), *runtime]
+
+    @property
     def backends(self) -> list[str]:
         """Names of the backends that the distribution registers as entry points."""
         return list(self.project.get("entry-points", {}).get("draftmark.backends.v1", {}))
@@ -63,7 +69,9 @@ def span() -> str:
 
 
 def distributions() -> list[Distribution]:
-    """Return all distributions, each after the distributions that it requires. Requirements of extras do not count.
+    """Return all distributions, each after the distributions that it or its extra `runtime` requires.
+
+    Other extras do not count: `draftmark-contract[proof]` requires a distribution that requires `draftmark-contract`.
 
     Raises:
         ValueError: two distributions require each other.
@@ -73,7 +81,7 @@ def distributions() -> list[Distribution]:
     ordered: list[Distribution] = []
     while waiting:
         done = {one.name for one in ordered}
-        ready = [one for one in waiting if not (_siblings(one.project.get("dependencies", [])) & names) - done]
+        ready = [one for one in waiting if not (_siblings(one.needed) & names) - done]
         if not ready:
             raise ValueError(f"{', '.join(one.name for one in waiting)} require each other")
         ordered += ready
