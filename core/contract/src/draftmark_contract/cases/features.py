@@ -145,7 +145,7 @@ def modules() -> list[Case]:
 def products() -> list[Case]:
     """Return forwards in which every two features meet, and every feature meets every mode, with and without fp8 KV.
 
-    Every two features also meet without the others in a VERIFY, so a backend that refuses other features meets both.
+    Each pair of features also has a VERIFY without other features. A backend that refuses those still runs the pair.
     """
     axes = {"mode": tuple(Mode), **dict.fromkeys(FREE, (False, True))}
     pairs: list[Point] = [{"mode": Mode.VERIFY, **{one: one in two for one in FREE}} for two in combinations(FREE, 2)]
@@ -206,6 +206,6 @@ def _case(begin: str, point: Point, number: int) -> Case:
 
 
 def _scale(head_dim: int, number: int) -> float | None:
-    """Return the default softmax scale, a smaller one or a larger one, by turns. A scale needs no profile."""
+    """Return the softmax scale of a case: default, smaller or larger, by its number. A scale needs no profile."""
     factor = SCALES[number % len(SCALES)]
     return None if factor is None else factor * head_dim**-0.5

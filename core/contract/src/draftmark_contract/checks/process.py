@@ -40,7 +40,7 @@ def is_left_as_it_was(subject: BackendUnderTest, forwards: Sequence[ForwardCase]
     Settings, modes, random generators and functions of torch, Python and numpy are state. So are environment variables,
     signal handlers, warnings filters, loggers, import paths, locale, current folder, limits and threads. Every call
     runs under two sets of settings, so a setting that a backend writes once shows in one of them. On the host
-    tier further opens leave no memory and no file open.
+    tier a backend that is opened and dropped leaves no memory and no open file.
     """
     from ..harness.calls import calls_of
     from ..harness.process_state import changed, process_state
@@ -70,7 +70,7 @@ def is_left_as_it_was(subject: BackendUnderTest, forwards: Sequence[ForwardCase]
 
 
 def _assert_opens_leave_nothing(subject: BackendUnderTest, forward: ForwardCase) -> None:
-    """Open a backend again and again, and raise `ContractViolation` if each open leaves a file, a tensor or bytes."""
+    """Open and drop a backend repeatedly; raise `ContractViolation` if each open leaves a file, a tensor or bytes."""
     from ..harness.harness import Harness
     from ..harness.held_memory import assert_keeps_no_memory
 
@@ -86,7 +86,7 @@ def _assert_opens_leave_nothing(subject: BackendUnderTest, forward: ForwardCase)
 
 
 OPENS = 8
-"""Number of opens that may leave nothing in the process; the first quarter of them may fill caches."""
+"""Number of opens in this check. The first quarter may fill caches; the others may leave nothing in the process."""
 LOOKED_AT = frozenset((*range(255, 258), 1000, *range(4095, 4098), *range(65_535, 65_538), PLANS - 1))
 """Plans after which a whole forward is checked; an interpreter is too slow to check every one."""
 
