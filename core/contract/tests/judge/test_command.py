@@ -19,6 +19,7 @@ from draftmark_contract.runner.against import Earlier, compare
 from draftmark_contract.runner.outcome import Outcome, Result
 from draftmark_contract.runner.run import RunOptions, run
 from draftmark_contract.runner.subject import Kind, Listed, Opened
+from draftmark_contract.runner.verdict import Word
 from draftmark_contract.schema import schema_text
 
 LIMITED = """
@@ -261,9 +262,15 @@ def test_hang_in_native_code_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     limit = 3.0
     opened = opening(ENGINE, "package.Hangs", "cpu", limit)
-    verdict = run("fake:package.Hangs", opened, RunOptions(limit=limit), "draftmark judge")
+    with monkeypatch.context() as default:
+        default.setattr("draftmark_contract.runner.run.LIMIT_S", limit)
+        verdict = run("fake:package.Hangs", opened, RunOptions(limit=limit), "draftmark judge")
     assert [one.outcome for one in verdict.results] == [Outcome.FAILED, Outcome.PASSED], verdict
     assert "took longer than 3 s in native code" in verdict.results[0].message and not verdict.error
+    # A limit below the default one says nothing about the backend.
+    verdict = run("fake:package.Hangs", opened, RunOptions(limit=limit), "draftmark judge")
+    assert [one.outcome for one in verdict.results] == [Outcome.PASSED] and verdict.word is Word.NONE
+    assert "longer than --limit 3 s" in verdict.error and verdict.exit_code() == 2 and not verdict.recorded()
 
 
 def of_layer(items: Iterable[str]) -> judging.Suite:

@@ -51,7 +51,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     few = "run at most N cases of each check, evenly spread; gives no verdict"
     parser.add_argument("--sample", type=int, default=0, metavar="N", help=few)
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="number of processes (default: 1)")
-    parser.add_argument("--limit", type=float, metavar="SECONDS", help="seconds for one item (default: 600)")
+    longest = "seconds for one item; a longer one fails from 600 on (default: 600)"
+    parser.add_argument("--limit", type=float, metavar="SECONDS", help=longest)
     parser.add_argument("-x", action="store_true", dest="stop_at_first", help="stop at the first failed item")
     known = "exit with 0 if the backend conforms with known failures"
     parser.add_argument("--allow-known", action="store_true", help=known)

@@ -272,4 +272,4 @@ class Pool:
         how = f"ended the process with code {process.code()} (a crash or os._exit)"
         how = f"took longer than {self._limit:g} s in native code" if process.hung else how
         message = [*heading(item.partition("[")[0]), f"this item {how}{process.said()}", again(self._command, item)]
-        return Result(item, tier, Outcome.FAILED, "\n".join(message))
+        return Result(item, tier, Outcome.FAILED, "\n".join(message), self._limit if process.hung else 0.0)

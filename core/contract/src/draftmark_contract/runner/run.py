@@ -36,7 +36,8 @@ class RunOptions:
         k: expression over item ids, see `selection.expression`; "" for all.
         sample: maximum number of items per check, evenly spread; 0 for all.
         workers: largest number of worker processes at a time.
-        limit: seconds for one item.
+        limit: seconds for one item. An item that takes longer fails if this is at least `LIMIT_S`; otherwise it has no
+            result.
         journal: file that keeps each item's result; None to keep none.
         stop_at_first: end the run at the first failed item.
     """
@@ -96,6 +97,7 @@ class _Run:
     Attributes:
         error: reason why the run gives no verdict, as a clause; "" if there is none.
         results: results of the selected items by id, also those of earlier runs with the same journal.
+        late: items without a result, because they took longer than a limit below the default one.
     """
 
     name: str
@@ -106,6 +108,7 @@ class _Run:
     results: dict[str, Result] = field(default_factory=dict)
     runs: Sequence[dict[str, Any]] = ()
     suite: Suite | None = None
+    late: list[str] = field(default_factory=list)
 
     def to_the_end(self) -> None:
         """Open the subject and run the selected items."""
@@ -130,6 +133,7 @@ class _Run:
                 self.results = {one.id: ended[one.id] for one in chosen if one.id in ended}
             try:
                 self._run(pool, chosen, journal)
+                self.error = self._too_short()
             finally:
                 self.runs = journal.runs() if journal else [{**opened.machine, "items": len(self.results)}]
                 self.suite = self._with_source(self.suite, journal)
@@ -148,11 +152,24 @@ class _Run:
             self.progress.show(len(self.results), total, stage)
 
         for result in pool.run([one for one in chosen if one.id not in self.results], started):
+            if result.outcome is Outcome.FAILED and self.options.limit <= result.seconds < LIMIT_S:
+                self.late.append(result.item)
+                continue
             if journal:
                 journal.note(result.as_json())
             self.results[result.item] = result
             if self.options.stop_at_first and result.outcome is Outcome.FAILED:
                 return
+
+    def _too_short(self) -> str:
+        """Reason why a limit below the default leaves no verdict; "" if it ended no item, or another item failed."""
+        if not self.late or any(one.outcome is Outcome.FAILED for one in self.results.values()):
+            return ""
+        more = f" and {len(self.late) - 1:,} more took" if self.late[1:] else " took"
+        return (
+            f"{self.late[0]}{more} longer than --limit {self.options.limit:g} s, and only an item that takes longer "
+            f"than {LIMIT_S:g} s fails; repeat the run with a larger --limit"
+        )
 
     def _chosen(self, items: Sequence[Listed], left_out: dict[str, str]) -> list[Listed]:
         options = self.options
