@@ -191,11 +191,15 @@ def test_draft_step_metadata_is_updated_on_the_device() -> None:
     assert (attention_of(rows, step, decode).double() - step.wanted).abs().max() < 2e-5
 
 
-def test_rows_are_stored_at_their_slots_on_a_cpu() -> None:
-    """On a CPU the layer stores rows itself. A row with slot -1, and rows after the last slot, store nothing."""
+@pytest.mark.parametrize("newer", [(), (False,)], ids=["six", "seven"])
+def test_rows_are_stored_at_their_slots_on_a_cpu(newer: tuple[bool, ...]) -> None:
+    """On a CPU the layer stores rows itself. A row with slot -1, and rows after the last slot, store nothing.
+
+    vLLM gives six arguments, and seven since 0.33.
+    """
     cache, impl = torch.zeros(4, 16, 40), object.__new__(DraftmarkMLAImpl)
     kv_c, k_pe = torch.randn(5, 32), torch.randn(5, 1, 8)
-    impl.do_kv_cache_update(kv_c, k_pe, cache, torch.tensor([17, -1, 63]), "auto", torch.ones(1))
+    impl.do_kv_cache_update(kv_c, k_pe, cache, torch.tensor([17, -1, 63]), "auto", torch.ones(1), *newer)
     wanted = torch.zeros(64, 40)
     wanted[[17, 63]] = torch.cat([kv_c, k_pe[:, 0]], -1)[[0, 2]]
     assert torch.equal(cache.view(64, 40), wanted)

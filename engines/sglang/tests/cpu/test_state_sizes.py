@@ -40,6 +40,7 @@ def sglang_bytes(model: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> tup
     module = import_module(f"sglang.srt.configs.{name}")
     if hasattr(module, "get_parallel"):
         monkeypatch.setattr(module, "get_parallel", lambda: SimpleNamespace(attn_tp_size=ranks))
+        monkeypatch.setattr(module, "linear_attn_tp_size", lambda: ranks, raising=False)
     else:
         monkeypatch.setattr(module, "get_attention_tp_size", lambda: ranks)
     config = getattr(module, kind)(**fields)

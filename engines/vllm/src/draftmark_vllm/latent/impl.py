@@ -102,10 +102,14 @@ class DraftmarkMLAImpl(MLACommonImpl):  # type: ignore[misc]
         slot_mapping: torch.Tensor,
         kv_cache_dtype: str,
         k_scale: torch.Tensor,
+        *skip_scale: bool,
     ) -> None:
-        """Store the rows of a step. vLLM's own kernel does it, except on a CPU, for which vLLM has none."""
+        """Store the rows of a step. vLLM's own kernel does it, except on a CPU, for which vLLM has none.
+
+        vLLM 0.33 and later give `skip_scale`.
+        """
         if kv_cache.device.type != "cpu":
-            super().do_kv_cache_update(kv_c_normed, k_pe, kv_cache, slot_mapping, kv_cache_dtype, k_scale)
+            super().do_kv_cache_update(kv_c_normed, k_pe, kv_cache, slot_mapping, kv_cache_dtype, k_scale, *skip_scale)
         elif kv_cache.numel():
             slots = slot_mapping.flatten()
             stored = slots >= 0
