@@ -51,13 +51,6 @@ SMALL: dict[str, Any] = dict(
     norm_topk_prob=True,
 )
 """Configuration. Only the MTP layer has experts: SGLang's always has."""
-ATTENTION = {
-    "q_a_proj": (QUERY_RANK, HIDDEN),
-    "q_b_proj": (HEADS * (PLAIN + ROTATED), QUERY_RANK),
-    "kv_a_proj_with_mqa": (LATENT + ROTATED, HIDDEN),
-    "kv_b_proj": (HEADS * (PLAIN + VALUE), LATENT),
-    "o_proj": (HIDDEN, HEADS * VALUE),
-}
 MLP = {"gate_proj": (INNER, HIDDEN), "up_proj": (INNER, HIDDEN), "down_proj": (HIDDEN, INNER)}
 NORMS = {
     "self_attn.q_a_layernorm": QUERY_RANK,
@@ -68,24 +61,31 @@ NORMS = {
 OUTPUTS = ("o_proj", "down_proj")
 
 Weights = dict[str, torch.Tensor]
+Shapes = dict[str, tuple[int, int]]
 
 
-def write_latent(folder: Path, dtype: str) -> Path:
+def write_latent(folder: Path, dtype: str, plain: int = PLAIN, value: int = VALUE) -> Path:
     """Write the model's folder and return it.
+
+    Args:
+        plain, value: elements of a head's key without rotation, and of its value.
 
     Most of a hidden state is the last token's embedding, so the MTP layer predicts from it. The other layers still
     change most texts.
     """
     make = torch.Generator().manual_seed(5)
-    write_config(folder, "DeepseekV3ForCausalLM", **SMALL, torch_dtype=dtype)
+    sizes = {"qk_nope_head_dim": plain, "v_head_dim": value}
+    write_config(folder, "DeepseekV3ForCausalLM", **SMALL | sizes, torch_dtype=dtype)
+    attention = _attention_shapes(plain, value)
     weights = {
         "model.embed_tokens.weight": torch.randn(VOCABULARY, HIDDEN, generator=make),
         "model.norm.weight": torch.ones(HIDDEN),
         "lm_head.weight": _drawn("lm_head", (VOCABULARY, HIDDEN), 1.2, make),
     }
     for layer in range(LAYERS):
-        weights |= _attention(f"model.layers.{layer}", 1.2, make) | _mlp(f"model.layers.{layer}.mlp", 1.2, make)
-    weights |= _mtp_layer(f"model.layers.{LAYERS}", make)
+        weights |= _attention(f"model.layers.{layer}", attention, 1.2, make)
+        weights |= _mlp(f"model.layers.{layer}.mlp", 1.2, make)
+    weights |= _mtp_layer(f"model.layers.{LAYERS}", attention, make)
     kind = getattr(torch, dtype)
     save_file({name: one.to(kind) for name, one in weights.items()}, folder / "model.safetensors", {"format": "pt"})
     return folder
@@ -97,8 +97,19 @@ def _drawn(name: str, shape: tuple[int, int], scale: float, make: torch.Generato
     return scale * small / shape[1] ** 0.5 * torch.randn(shape, generator=make)
 
 
-def _attention(layer: str, scale: float, make: torch.Generator) -> Weights:
-    found = {f"{layer}.self_attn.{name}.weight": _drawn(name, shape, scale, make) for name, shape in ATTENTION.items()}
+def _attention_shapes(plain: int, value: int) -> Shapes:
+    """Return the shape of each matrix of an attention layer."""
+    return {
+        "q_a_proj": (QUERY_RANK, HIDDEN),
+        "q_b_proj": (HEADS * (plain + ROTATED), QUERY_RANK),
+        "kv_a_proj_with_mqa": (LATENT + ROTATED, HIDDEN),
+        "kv_b_proj": (HEADS * (plain + value), LATENT),
+        "o_proj": (HIDDEN, HEADS * value),
+    }
+
+
+def _attention(layer: str, shapes: Shapes, scale: float, make: torch.Generator) -> Weights:
+    found = {f"{layer}.self_attn.{name}.weight": _drawn(name, shape, scale, make) for name, shape in shapes.items()}
     return found | {f"{layer}.{name}.weight": torch.ones(width) for name, width in NORMS.items()}
 
 
@@ -106,10 +117,10 @@ def _mlp(name: str, scale: float, make: torch.Generator) -> Weights:
     return {f"{name}.{part}.weight": _drawn(part, shape, scale, make) for part, shape in MLP.items()}
 
 
-def _mtp_layer(layer: str, make: torch.Generator) -> Weights:
+def _mtp_layer(layer: str, attention: Shapes, make: torch.Generator) -> Weights:
     """Return the weights of the MTP layer. It keeps the embedding of the last token, and adds little to it."""
     through = torch.cat([torch.eye(HIDDEN), torch.zeros(HIDDEN, HIDDEN)], 1)
-    weights = _attention(layer, 0.16, make)
+    weights = _attention(layer, attention, 0.16, make)
     weights |= {f"{layer}.{name}.weight": torch.ones(HIDDEN) for name in ("enorm", "hnorm", "shared_head.norm")}
     weights[f"{layer}.eh_proj.weight"] = through + 0.16 / HIDDEN**0.5 * torch.randn(through.shape, generator=make)
     weights[f"{layer}.mlp.gate.weight"] = torch.randn(EXPERTS, HIDDEN, generator=make)

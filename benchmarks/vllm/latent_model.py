@@ -14,7 +14,7 @@ def write(folder: Path, dtype: str = "bfloat16") -> None:
     from benchmarks.sglang.guessable import VOCABULARY
     from benchmarks.sglang.guessable_latent import write_latent
 
-    write_latent(folder, dtype)
+    write_latent(folder, dtype, plain=128, value=128)  # vLLM computes prompts of MLA for DeepSeek's own sizes only
     draw = random.Random(3)
     prompts = [[draw.randrange(2, VOCABULARY) for _ in range(length)] for length in LENGTHS]
     (folder / "prompts.json").write_text(json.dumps(prompts))
