@@ -19,6 +19,7 @@ from .notes import Notes
 from .roles import Buffer, with_roles
 from .sizing.batches import brief
 from .sizing.geometries import mandatory
+from .sizing.proofs import lack_of_proofs
 
 if TYPE_CHECKING:
     from draftmark.arena import Arena
@@ -69,8 +70,9 @@ class BackendUnderTest:
 
     @property
     def lacks(self) -> dict[Need, str]:
-        """Nothing: a plugin has every ability that a check needs, or declares that it has not."""
-        return {}
+        """The packages of proofs, if they are not installed. A plugin has every other ability, or declares its lack."""
+        lacking = lack_of_proofs()
+        return {Need.PROOFS: lacking} if lacking else {}
 
     @property
     def minor(self) -> int:

@@ -43,7 +43,7 @@ class Tier(StrEnum):
 
 
 class Need(StrEnum):
-    """Abilities of a subject that a check uses. An item is unjudged on a subject that lacks one of them."""
+    """Abilities of a subject, or of the machine, that a check uses. An item that lacks one of them is unjudged."""
 
     HOOKS = "hooks"
     """A draftmark plugin: the check calls its hooks."""
@@ -55,10 +55,14 @@ class Need(StrEnum):
     """Kernels that store KV and compute outputs of a batch."""
     GRAPHS = "graphs"
     """Forwards that are captured once and replayed."""
+    PROOFS = "proofs"
+    """The distribution draftmark-proof with its solver z3, installed on the machine."""
 
 
 SIZES = (Need.HOOKS, Need.SIZES)
 """Needs of a check that asks a plugin for sizes."""
+PROOFS = (*SIZES, Need.PROOFS)
+"""Needs of a check that proves a plugin's sizes."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import TYPE_CHECKING
 
-from ..check import SIZES, Case, Tier, check
+from ..check import PROOFS, Case, Tier, check
 from ..sizing.geometries import PROVED, standing_for
 from ..sizing.proofs import proof_of
 
@@ -27,7 +27,7 @@ def _cases() -> Sequence[Case]:
     ]
 
 
-@check(tier=Tier.SIZING, needs=SIZES, cases=_cases, bugs=("sglang#27338", "sglang#22778", "sglang#29450"))
+@check(tier=Tier.SIZING, needs=PROOFS, cases=_cases, bugs=("sglang#27338", "sglang#22778", "sglang#29450"))
 def needed_is_declared(subject: BackendUnderTest, index: int) -> None:
     """z3 proves that no batch of any geometry needs more of a buffer than buffers() declares.
 

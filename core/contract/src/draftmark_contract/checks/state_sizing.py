@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftmark.geometry import StateGeometry
 
-from ..check import SIZES, ContractViolation, Tier, check
+from ..check import PROOFS, SIZES, ContractViolation, Tier, check
 from ..oracle.formulas import max_requests
 from ..roles import Buffer
 from ..sizing import state as geometries
@@ -114,7 +114,7 @@ def claims_are_served(subject: BackendUnderTest, geometry: StateGeometry) -> Non
 
 
 @check(
-    tier=Tier.SIZING, needs=SIZES, cases=geometries.proved, since=geometries.SINCE, bugs=("vllm#47635", "vllm#39809")
+    tier=Tier.SIZING, needs=PROOFS, cases=geometries.proved, since=geometries.SINCE, bugs=("vllm#47635", "vllm#39809")
 )
 def largest_batch_covers_all(subject: BackendUnderTest, geometry: StateGeometry) -> None:
     """z3 proves that the buffers of a layer hold the rows of every verify, for any number of layers, rows and requests.
