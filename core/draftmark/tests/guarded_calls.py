@@ -156,7 +156,7 @@ GUARDED: dict[str, tuple[Call, str]] = {
     "out not contiguous": (forward(out=lambda rig: torch.empty(8, 8, 8)[:, ::2]), "out has strides"),
     "out in q": (forward(out=lambda rig: rig.q), "out shares memory with q"),
     "out in the cache": (
-        forward(out=lambda rig: rig.cache.k.view(-1)[64:320].view(8, 4, 8)), "out shares memory with the cache's k"
+        forward(out=lambda rig: rig.cache.k.view(-1)[64:320].view(8, 4, 8)), "out shares memory with the cache"
     ),
     "out of integers": (forward(out=lambda rig: rig.out.int()), "out is a tensor int32"),
     "cache None": (forward(cache=lambda rig: None), "cache is None"),

@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+import torch
 
 from draftmark import Mode
 from draftmark.loaded import LoadedBackend
@@ -22,10 +23,14 @@ MUTANTS = [one for one in catalog.MUTANTS if one.id.startswith("O")]
 
 @pytest.fixture(autouse=True)
 def process_as_before() -> Iterator[None]:
-    """Undo what OB1, OB4 and OB5 leave in the process."""
+    """Undo what OB1, OB4, OB5 and OB7 leave in the process, and give torch the one thread that hides OC5."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     with np.errstate(), patch.dict(os.environ):
         yield
+    torch.set_num_threads(threads)
     gc.enable()
+    torch.set_flush_denormal(False)
 
 
 def ordinary(loaded: LoadedBackend) -> float:

@@ -25,10 +25,10 @@ examples:
 Each tier includes the ones before it: sizing (integers and proofs), host (CPU
 tensors, recorded graphs), device (the hardware). The verdict names the tiers
 that were not run. A run of some items of a tier (-k, --item, --sample) gives no
-verdict and exit code 2, or 0 with --allow-part if no item failed. With --journal
-a run continues where the last run with that file ended, also on another machine:
-for example, two tiers on any machine and the third one on the machine with the
-device."""
+verdict and exit code 2, or 0 with --allow-part if no item failed.
+With --journal a run continues where the last run with that file ended, also on
+another machine: for example, two tiers on any machine and the third one on the
+machine with the device."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

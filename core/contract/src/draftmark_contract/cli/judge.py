@@ -17,7 +17,8 @@ Items that cannot run there are unjudged, and inputs that the engine's own
 capability checks reject are refused. Exit code 0: every item that could run
 passed; 1: an item failed, or no item could run; 2: wrong arguments, or no
 verdict, as after -k, --item or --sample. With --allow-part a run of some items
-without a failure gives 0. With --against, only an item that became worse gives 1.
+without a failure gives 0. With --against, only an item that became worse gives
+1.
 
 examples:
   draftmark judge

@@ -84,13 +84,14 @@ class GuardedBackend:
         self._check_rows("q", q, (a.num_qo_heads, a.head_dim), batch)
         self._check_rows("out", out, (a.num_qo_heads, a.value_width), batch)
         outputs = [("out", out)] if lse is None else [("out", out), ("lse", lse)]
+        stored = cache.parts if Form.LATENT_PARTS in self._geometry.forms else (cache.k, cache.v)
         if lse is not None:
             self._check_lse(lse, batch)
         for name, output in outputs:
             if not output.is_contiguous():
                 strides = list(output.stride())
                 raise BatchError(f"{name} has strides {strides}, but it must be contiguous; use torch.empty")
-            for other, tensor in (("q", q), ("the cache's k", cache.k), ("the cache's v", cache.v)):
+            for other, tensor in (("q", q), *(("the cache", one) for one in stored)):
                 if _overlap(output, tensor):
                     raise BatchError(
                         f"{name} shares memory with {other}, but kernels write one while they read the other; use "

@@ -43,10 +43,10 @@ def _at_exit(backend: Any) -> None:
 
 
 class ShortHeads(TutorialParts):
-    """Multiplies whole blocks of 32 elements of a head only."""
+    """Multiplies whole blocks of 32 elements of a longer head only."""
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
-        dim = q.shape[-1] // 32 * 32
+        dim = q.shape[-1] if q.shape[-1] < 32 else q.shape[-1] // 32 * 32
         return super().scores(q[..., :dim], k[..., :dim])
 
 
@@ -125,7 +125,7 @@ MUTANTS = (
            patch=_stores_again, **CSR),
     Mutant("OB9", "Registers a function for the end of the process at each open", "a handle that is closed at exit",
            patch=_at_exit, **CSR),
-    Mutant("OF8", "Leaves out the last elements of a head that is no multiple of 32", "heads of 80 and 112",
+    Mutant("OF8", "Leaves out the last elements of a longer head that is no multiple of 32", "heads of 80 and 112",
            plugin=opens(ShortHeads), **TUTORIAL),
     Mutant("OF9", "Loses the last row of a prefill of more than 40 requests", "a grid of 40 CTAs", patch=_last_prompt,
            **CSR),
