@@ -83,4 +83,4 @@ def test_wrong_command_line_exits_with_2(draftmark: Run, kind: str) -> None:
 def test_device_is_allowed_with_item_of_any_tier(draftmark: Run) -> None:
     """--device is allowed together with --item, because the command printed for a failed item has both."""
     done = draftmark("contract", "reference", "--device", "cuda:0", "--item", "load.describes_itself[plugin]")
-    assert done.code == 0 and "1 passed, " in done.out
+    assert done.code == 2 and "1 passed, " in done.out
