@@ -29,7 +29,7 @@ class Backend:
 
 @pytest.fixture
 def early(monkeypatch: pytest.MonkeyPatch) -> EarlyKernels:
-    """A new compiler of kernels, in a process that prepares kernels."""
+    """Return a new `EarlyKernels`, in a process in which kernels are compiled before their first use."""
     monkeypatch.delenv("DRAFTMARK_PREPARE", raising=False)
     return EarlyKernels()
 

@@ -174,7 +174,7 @@ class _Verdicts:
         self._classes[tests] = None
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Replace exit code 0 of a run that gives no verdict."""
+        """End the session with the exit code of the worst verdict, if every test passed."""
         if exitstatus == pytest.ExitCode.OK:
             codes = [verdict.exit_code(True, tests.allow_part) for tests, verdict in self._verdicts()]
             session.exitstatus = max(codes, default=0)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 FEW = 128
-"""Most elements for which the interpreter's loop is as fast."""
+"""Largest number of elements for which the interpreter's loop is as fast."""
 FAR = 2**40
 """Largest distance in bytes between two elements that one index array covers."""
 

@@ -43,7 +43,7 @@ def _at_exit(backend: Any) -> None:
 
 
 class ShortHeads(TutorialParts):
-    """Multiplies whole blocks of 32 elements of a longer head only."""
+    """Leaves out the elements after the last whole block of 32, if a head has more than 32 elements."""
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         dim = q.shape[-1] if q.shape[-1] < 32 else q.shape[-1] // 32 * 32

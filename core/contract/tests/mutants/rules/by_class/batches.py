@@ -46,7 +46,7 @@ def _lost_requests(backend: Any, batch: ForwardBatch) -> ForwardBatch:
 
 
 def _packed_heads(cache: KVCache) -> KVCache:
-    """Read the heads of a token as if they lay next to each other."""
+    """Read K with a head stride of head_dim, whatever its real stride is."""
     if cache.k.stride(2) == cache.k.shape[3] or cache.k.shape[2] == 1:
         return cache
     pages, size, heads, dim = cache.k.shape
