@@ -9,11 +9,12 @@
 Items run in a worker process, as with the commands. A failed item fails its test. An item that cannot run, or that the
 backend refuses, is skipped with its reason. A declared or upcoming failure is an expected failure. The summary has the
 verdict in one line. A session that ran only some items has no verdict and ends with exit code 2, unless `allow_part` is
-set. With pytest-xdist no process runs all items, so there is no verdict line, and only a failed item fails the session.
+set. This also holds with pytest-xdist if no process runs all items.
 """
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import ClassVar
 
 import pytest
@@ -72,8 +73,7 @@ class ContractTests:
             items = self.session().selected()
         except (DraftmarkError, RunStopped) as error:
             pytest.fail(f"{self.subject} has no verdict, because {error}", pytrace=False)
-        if not self._has_a_part:
-            _Verdicts.of(metafunc.config).add(type(self))
+        _Verdicts.of(metafunc.config).add(type(self))
         metafunc.parametrize("item", items, ids=items)
 
     def test_contract(self, item: str) -> None:
@@ -148,7 +148,9 @@ class Session:
 
     def verdict(self) -> Verdict:
         """Return the verdict on the results so far."""
-        return judge(self._suite, list({one.item: one for one in self.results}.values()), self.error)
+        failed = any(one.outcome is Outcome.FAILED for one in self.results)
+        error = self.error or ("" if failed else self._pool.too_short())
+        return judge(self._suite, list({one.item: one for one in self.results}.values()), error)
 
     def end(self) -> None:
         """End the worker process."""
@@ -173,11 +175,19 @@ class _Verdicts:
         """Judge this class at the end of the session."""
         self._classes[tests] = None
 
-    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """End the session with the exit code of the worst verdict, if every test passed."""
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Generator[None]:
+        """End the session with the exit code of the worst verdict, if every test passed.
+
+        A process of pytest-xdist has no terminal. The main process ends with the sentence that `shouldstop` has, and
+        with exit code 2, after all tests.
+        """
         if exitstatus == pytest.ExitCode.OK:
-            codes = [verdict.exit_code(True, tests.allow_part) for tests, verdict in self._verdicts()]
-            session.exitstatus = max(codes, default=0)
+            codes = {verdict.exit_code(True, tests.allow_part): (tests, verdict) for tests, verdict in self._verdicts()}
+            session.exitstatus = worst = max(codes, default=0)
+            if worst == WITHOUT_VERDICT and hasattr(session.config, "workerinput"):
+                session.shouldstop = _sentence(session, *codes[worst])
+        return (yield)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the verdicts, each in one line."""
@@ -188,6 +198,18 @@ class _Verdicts:
         """Return the verdict of each class with an item that ran."""
         ran = [one for one in self._classes if one.session().results or one.session().error]
         return [(one, one.session().verdict()) for one in ran]
+
+
+def _sentence(session: pytest.Session, tests: type[ContractTests], verdict: Verdict) -> str:
+    """Return the reason why a process of pytest-xdist gives no verdict."""
+    selected = sum(getattr(item, "cls", None) is tests for item in session.items)
+    if verdict.error or len(verdict.results) == selected:
+        return verdict.line
+    processes = session.config.workerinput["workercount"]  # type: ignore[attr-defined]
+    return (
+        f"{tests.subject} has no verdict, because its items ran in {processes} processes of pytest-xdist; "
+        "run its tests with -n 0"
+    )
 
 
 def _opening(tests: type[ContractTests]) -> Opening:

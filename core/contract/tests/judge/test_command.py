@@ -14,12 +14,13 @@ import jsonschema
 import pytest
 
 from draftmark_contract.check import Tier
+from draftmark_contract.contract_tests import ContractTests
 from draftmark_contract.runner import judging, pool
 from draftmark_contract.runner.against import Earlier, compare
 from draftmark_contract.runner.outcome import Outcome, Result
 from draftmark_contract.runner.run import RunOptions, run
 from draftmark_contract.runner.subject import Kind, Listed, Opened
-from draftmark_contract.runner.verdict import Word
+from draftmark_contract.runner.verdict import Verdict, Word
 from draftmark_contract.schema import schema_text
 
 LIMITED = """
@@ -240,6 +241,17 @@ def test_list_runs_no_item(judge: Run) -> None:
     assert "8 items" in said.stdout
 
 
+def test_list_names_the_items_that_a_run_would_run(judge: Run) -> None:
+    """`--list` selects as a run does, and refuses a selection that a run refuses."""
+    said = judge("fake:MIXED", "--list", "-k", "match_float64")
+    assert said.returncode == 0 and said.stdout.splitlines()[-1] == "3 items", said.stdout
+    assert judge("fake:MIXED", "--list", "--sample", "1").stdout.splitlines()[-1] == "6 items"
+    named = judge("fake:MIXED", "--list", "--item", "padding.changes_no_live_byte[dies]").stdout
+    assert named.splitlines() == ["padding.changes_no_live_byte[dies]  (rule 26)", "1 item"], named
+    for wrong in (("-k", "nothing"), ("--item", "a[b]"), ("-k", "and")):
+        assert judge("fake:MIXED", "--list", *wrong).returncode == 2, wrong
+
+
 def test_class_of_another_package_is_judged_on_any_device(judge: Run) -> None:
     """An engine resolves a class that it does not list, and the class may be judged on any device."""
     said = judge("fake:package.Right", "--device", "mydev:1")
@@ -247,8 +259,13 @@ def test_class_of_another_package_is_judged_on_any_device(judge: Run) -> None:
     assert "names no backend of an engine" in judge("fake:Unknown").stderr
 
 
-def test_hang_in_native_code_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that the time limit does not end is ended; its item fails, and the next item still runs."""
+HANGS = "fake:package.Hangs"
+LIMIT_S = 3.0
+
+
+@pytest.fixture
+def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Verdict]:
+    """Return a function that judges a layer with a limit of 3 s. The layer's first item hangs in native code."""
     from draftmark_contract.judge.layer import opening
 
     monkeypatch.setattr(pool, "GRACE_S", 0.5)
@@ -260,17 +277,43 @@ def test_hang_in_native_code_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.syspath_prepend(str(tmp_path))
     from .fake_engine import ENGINE
 
-    limit = 3.0
-    opened = opening(ENGINE, "package.Hangs", "cpu", limit)
-    with monkeypatch.context() as default:
-        default.setattr("draftmark_contract.runner.run.LIMIT_S", limit)
-        verdict = run("fake:package.Hangs", opened, RunOptions(limit=limit), "draftmark judge")
+    opened = opening(ENGINE, "package.Hangs", "cpu", LIMIT_S)
+    return lambda: run(HANGS, opened, RunOptions(limit=LIMIT_S), "draftmark judge")
+
+
+def test_hang_in_native_code_fails(hanging: Callable[[], Verdict], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that the time limit does not end is ended; its item fails, and the next item still runs."""
+    monkeypatch.setattr(pool, "LIMIT_S", LIMIT_S)
+    verdict = hanging()
     assert [one.outcome for one in verdict.results] == [Outcome.FAILED, Outcome.PASSED], verdict
     assert "took longer than 3 s in native code" in verdict.results[0].message and not verdict.error
-    # A limit below the default one says nothing about the backend.
-    verdict = run("fake:package.Hangs", opened, RunOptions(limit=limit), "draftmark judge")
-    assert [one.outcome for one in verdict.results] == [Outcome.PASSED] and verdict.word is Word.NONE
-    assert "longer than --limit 3 s" in verdict.error and verdict.exit_code() == 2 and not verdict.recorded()
+
+
+def test_limit_below_the_default_one_gives_no_verdict(hanging: Callable[[], Verdict]) -> None:
+    """An item that a short limit ends is unjudged, and the run has no verdict."""
+    verdict = hanging()
+    assert [one.outcome for one in verdict.results] == [Outcome.UNJUDGED, Outcome.PASSED]
+    assert "longer than the limit of 3 s" in verdict.error and "larger limit" in verdict.results[0].message
+    assert verdict.word is Word.NONE and verdict.exit_code() == 2 and not verdict.recorded(allow_part=True)
+
+
+def test_short_limit_fails_no_test_of_the_pytest_form(hanging: Callable[[], Verdict]) -> None:
+    """The pytest form skips an item that a short limit ends, and says that there is no verdict."""
+
+    class Hangs(ContractTests):
+        subject, limit = HANGS, LIMIT_S
+
+    session = Hangs.session()
+    try:
+        first, second = session.selected()
+        with pytest.raises(pytest.skip.Exception, match="unjudged: took longer than the limit of 3 s"):
+            Hangs().test_contract(first)
+        Hangs().test_contract(second)
+        verdict = session.verdict()
+    finally:
+        session.end()
+    assert verdict.word is Word.NONE and verdict.exit_code(allow_part=True) == 2
+    assert "larger limit" in verdict.line and "1 passed, 0 refused, 0 declared, 1 unjudged, 0 failed" in verdict.line
 
 
 def of_layer(items: Iterable[str]) -> judging.Suite:

@@ -70,6 +70,30 @@ def test_session_with_some_items_gives_no_verdict(vendor: Run) -> None:
 
 
 @pytest.mark.long
+def test_items_in_several_processes_give_no_verdict(vendor: Run) -> None:
+    """With pytest-xdist the tests pass, one sentence says why there is no verdict, and the exit code is 2."""
+    several = ("-n", "2", "--judge-target", "fake:package.Two")
+    said = vendor(*several, "-k", "bits")
+    assert said.returncode == 2 and "2 passed" in said.stdout, said.stdout
+    assert (
+        "fake:package.Two has no verdict, because its items ran in 2 processes of pytest-xdist; "
+        "run its tests with -n 0" in said.stdout
+    ), said.stdout
+
+
+@pytest.mark.long
+def test_one_process_of_several_can_give_a_verdict(vendor: Run) -> None:
+    """With pytest-xdist the exit code is that of the verdict if one process ran all items; the option gives 0."""
+    target = ("--judge-target", "fake:package.Two")
+    assert vendor("-n", "2", "--dist", "loadfile", *target).returncode == 0
+    assert vendor("-n", "2", *target, "-k", "bits", "--judge-allow-part").returncode == 0
+    part = vendor("-n", "1", *target, "-k", "bits[a]")
+    assert part.returncode == 2 and "because only 1 of 2 items ran" in part.stdout, part.stdout
+    wrong = vendor("-n", "2", "--judge-target", "fake:MIXED")
+    assert wrong.returncode in (1, 2) and "4 failed" in wrong.stdout, wrong.stdout
+
+
+@pytest.mark.long
 def test_session_in_which_nothing_ran_fails(vendor: Run) -> None:
     """A backend that refuses every item fails the session, and an unknown target is one sentence."""
     said = vendor("--judge-target", "fake:package.Refuses")

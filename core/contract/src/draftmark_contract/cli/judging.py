@@ -14,6 +14,7 @@ from ..runner.stopped import WITHOUT_VERDICT
 
 if TYPE_CHECKING:
     from ..check import Tier
+    from ..runner.run import RunOptions
     from ..runner.subject import Opening
 
 
@@ -33,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of both commands. Exit code 1 is a verdict, so a run that loses its output has another one."""
     parser.set_defaults(failure=WITHOUT_VERDICT)
     parser.add_argument("--device", help="torch device, e.g. cuda:1")
-    parser.add_argument("--list", action="store_true", help="list the items without running any")
+    parser.add_argument("--list", action="store_true", help="list the selected items without running any")
     parser.add_argument("--json", metavar="FILE", help="write the full verdict with every item")
     parser.add_argument("--record", metavar="FILE", help="write the short record, as repositories keep it")
     parser.add_argument("--html", metavar="FILE", help="write a report as one self-contained page")
@@ -87,9 +88,6 @@ def carry_out(args: argparse.Namespace, name: str, opening: Opening, tiers: tupl
     from ..runner.run import RunOptions, run
     from ..runner.verdict import Word
 
-    if args.list:
-        return _list(opening, tiers)
-    earlier = read(args.against, name) if args.against else None
     options = RunOptions(
         tiers,
         tuple(args.item),
@@ -100,6 +98,9 @@ def carry_out(args: argparse.Namespace, name: str, opening: Opening, tiers: tupl
         Path(args.journal).absolute() if args.journal else None,
         args.stop_at_first,
     )
+    if args.list:
+        return _list(name, opening, options)
+    earlier = read(args.against, name) if args.against else None
     verdict = run(name, opening, options, f"draftmark {args.command}")
     # Messages contain text of the backend, which may have control characters of a terminal.
     print(printable("\n".join([*failure_lines(verdict), *verdict_lines(verdict)])), flush=True)
@@ -129,15 +130,15 @@ def limit_of(args: argparse.Namespace) -> float:
     return args.limit or LIMIT_S
 
 
-def _list(opening: Opening, tiers: tuple[Tier, ...]) -> int:
+def _list(name: str, opening: Opening, options: RunOptions) -> int:
     from ..judge.rules import ON_DEVICE, rules
     from ..runner.run import listed
 
-    items = [one for one in listed(opening) if not tiers or one.tier in tiers]
+    items = listed(name, opening, options)
     for item in items:
         rule = rules().get(item.id.partition("[")[0].removesuffix(ON_DEVICE))
         print(f"{item.id}  (rule {rule.number if rule else '?'})")
-    print(f"{len(items):,} items")
+    print(f"{len(items):,} items" if items[1:] else "1 item")
     return 0
 
 

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import IO, Any
 
 from draftmark.errors import DraftmarkError
@@ -32,6 +33,7 @@ ENDS_S = 10.0
 """Seconds to wait for the end of a process that has closed its pipe."""
 TAIL = 12
 """Number of lines of a process's output that a message quotes."""
+FAILING = (Outcome.FAILED, Outcome.DECLARED, Outcome.UPCOMING)
 Row = tuple[str, Any]
 Events = queue.SimpleQueue[tuple["_Process", Row | None]]
 
@@ -126,10 +128,14 @@ class Pool:
         opening: subject to open.
         limit: seconds for one item, and to open the subject.
         workers: largest number of processes at a time.
+
+    Attributes:
+        late: items that took longer than the limit, if it is below `LIMIT_S`. They are unjudged.
     """
 
     def __init__(self, opening: Opening, limit: float = LIMIT_S, workers: int = 1) -> None:
         self._opening, self._limit, self._workers = opening, limit, workers
+        self.late: list[str] = []
         self._events: Events = queue.SimpleQueue()
         self._processes: list[_Process] = []
         self._ticked = time.monotonic()
@@ -184,7 +190,8 @@ class Pool:
     def run(self, items: Sequence[Listed], started: Callable[[str], None] = lambda item: None) -> Iterator[Result]:
         """Run items, in their order, and yield each result as its item ends. `started` is called at every tick, too.
 
-        An item in which memory ran out while others ran runs again at the end, when no other process is left.
+        An item in which memory ran out while others ran runs again at the end, when no other process is left. An item
+        that takes longer than a limit below `LIMIT_S` is unjudged.
 
         Raises:
             RunStopped: the run cannot go on, for a reason that is not the backend's.
@@ -201,12 +208,12 @@ class Pool:
                 continue
             if row is None:
                 item = self._ended(process)
-                yield self._died(process, item, tiers[item])
+                yield self._judged(self._died(process, item, tiers[item]))
             elif row[0] == Answer.ENDED:
                 process.busy = None
                 if not row[1]["more"]:
                     self._processes.remove(process)
-                yield Result.from_json(row[1]["result"])
+                yield self._judged(Result.from_json(row[1]["result"]))
             elif row[0] == Answer.OPENED:
                 process.opened = True
             elif row[0] == Answer.LACKED and self._workers > 1 and process.busy:
@@ -214,6 +221,24 @@ class Pool:
                 self._processes.remove(process)
             else:
                 raise RunStopped(f"in a further process {row[1]}" if row[0] == Answer.FAILED else row[1])
+
+    def too_short(self) -> str:
+        """Return as a clause why the limit leaves no verdict; "" if it ended no item."""
+        if not self.late:
+            return ""
+        more = f" and {len(self.late) - 1:,} more took" if self.late[1:] else " took"
+        return (
+            f"{self.late[0]}{more} longer than the limit of {self._limit:g} s, and only an item that takes longer than "
+            f"{LIMIT_S:g} s fails; repeat the run with a larger limit"
+        )
+
+    def _judged(self, result: Result) -> Result:
+        """Return a result, unjudged if only a limit below the default one ended its item."""
+        if result.outcome not in FAILING or not self._limit <= result.seconds < LIMIT_S:
+            return result
+        self.late.append(result.item)
+        message = f"took longer than the limit of {self._limit:g} s; repeat it with a larger limit"
+        return replace(result, outcome=Outcome.UNJUDGED, message=message, marks=(), drawing=None)
 
     def _supply(self, left: deque[str], started: Callable[[str], None]) -> None:
         """Give each waiting process an item, and start processes while items and places are left."""

@@ -36,8 +36,8 @@ class RunOptions:
         k: expression over item ids, see `selection.expression`; "" for all.
         sample: maximum number of items per check, evenly spread; 0 for all.
         workers: largest number of worker processes at a time.
-        limit: seconds for one item. An item that takes longer fails if this is at least `LIMIT_S`; otherwise it has no
-            result.
+        limit: seconds for one item. An item that takes longer fails if this is at least `LIMIT_S`; otherwise it is
+            unjudged, and there is no verdict.
         journal: file that keeps each item's result; None to keep none.
         stop_at_first: end the run at the first failed item.
     """
@@ -78,16 +78,28 @@ def run(name: str, opening: Opening, options: RunOptions, command: str) -> Verdi
     return one.verdict()
 
 
-def listed(opening: Opening, limit: float = LIMIT_S) -> list[Listed]:
-    """Return the items of a subject, which is opened in a process of its own.
+def listed(name: str, opening: Opening, options: RunOptions) -> list[Listed]:
+    """Return the items that a run with these options runs. The subject is opened in a process of its own.
 
     Raises:
-        DraftmarkError: it cannot be opened.
+        ArgumentError: the options select no item.
+        DraftmarkError: the subject cannot be opened.
     """
-    with Pool(opening, limit) as pool:
+    expression(options.k)
+    with Pool(opening, options.limit) as pool:
         pool.open()
         pool.ask_for_items()
-        return pool.items()[0]
+        return _chosen(name, options, *pool.items())
+
+
+def _chosen(name: str, options: RunOptions, items: Sequence[Listed], left_out: dict[str, str]) -> list[Listed]:
+    """Return the selected items. `left_out` has the rules without an item, with the reasons."""
+    for one in options.items:
+        if reason := left_out.get(one.partition("[")[0]):
+            raise ArgumentError(f"--item {one!r} does not exist for {name}: {reason}; choose another item")
+    tiers = () if options.items else options.tiers
+    within = {one.id: one for one in items if not tiers or one.tier in tiers}
+    return [within[one] for one in select(list(within), options.items, options.k, options.sample)]
 
 
 @dataclass
@@ -97,7 +109,6 @@ class _Run:
     Attributes:
         error: reason why the run gives no verdict, as a clause; "" if there is none.
         results: results of the selected items by id, also those of earlier runs with the same journal.
-        late: items without a result, because they took longer than a limit below the default one.
     """
 
     name: str
@@ -108,7 +119,6 @@ class _Run:
     results: dict[str, Result] = field(default_factory=dict)
     runs: Sequence[dict[str, Any]] = ()
     suite: Suite | None = None
-    late: list[str] = field(default_factory=list)
 
     def to_the_end(self) -> None:
         """Open the subject and run the selected items."""
@@ -125,7 +135,7 @@ class _Run:
             source = source_of(opened.parts)
             items, left_out = pool.items()
             self.suite = Suite(opened, items, left_out, identity, source)
-            chosen = self._chosen(items, left_out)
+            chosen = _chosen(self.name, options, items, left_out)
             here = {**opened.machine, "source": source}
             if journal:
                 journal.begin({"backend": opened.name, "identity": {**identity, **opened.facts}}, here)
@@ -133,7 +143,9 @@ class _Run:
                 self.results = {one.id: ended[one.id] for one in chosen if one.id in ended}
             try:
                 self._run(pool, chosen, journal)
-                self.error = self._too_short()
+                # A failed item is a verdict whatever the limit.
+                failed = any(one.outcome is Outcome.FAILED for one in self.results.values())
+                self.error = "" if failed else pool.too_short()
             finally:
                 self.runs = journal.runs() if journal else [{**opened.machine, "items": len(self.results)}]
                 self.suite = self._with_source(self.suite, journal)
@@ -152,33 +164,12 @@ class _Run:
             self.progress.show(len(self.results), total, stage)
 
         for result in pool.run([one for one in chosen if one.id not in self.results], started):
-            if result.outcome is Outcome.FAILED and self.options.limit <= result.seconds < LIMIT_S:
-                self.late.append(result.item)
-                continue
-            if journal:
+            # A later run of the journal, with a larger limit, runs a late item again.
+            if journal and result.item not in pool.late:
                 journal.note(result.as_json())
             self.results[result.item] = result
             if self.options.stop_at_first and result.outcome is Outcome.FAILED:
                 return
-
-    def _too_short(self) -> str:
-        """Reason why a limit below the default leaves no verdict; "" if it ended no item, or another item failed."""
-        if not self.late or any(one.outcome is Outcome.FAILED for one in self.results.values()):
-            return ""
-        more = f" and {len(self.late) - 1:,} more took" if self.late[1:] else " took"
-        return (
-            f"{self.late[0]}{more} longer than --limit {self.options.limit:g} s, and only an item that takes longer "
-            f"than {LIMIT_S:g} s fails; repeat the run with a larger --limit"
-        )
-
-    def _chosen(self, items: Sequence[Listed], left_out: dict[str, str]) -> list[Listed]:
-        options = self.options
-        for one in options.items:
-            if reason := left_out.get(one.partition("[")[0]):
-                raise ArgumentError(f"--item {one!r} does not exist for {self.name}: {reason}; choose another item")
-        tiers = () if options.items else options.tiers
-        within = {one.id: one for one in items if not tiers or one.tier in tiers}
-        return [within[one] for one in select(list(within), options.items, options.k, options.sample)]
 
     def _with_source(self, suite: Suite, journal: Journal | None) -> Suite:
         """Return the suite with the source of the code, preferably one that a run of the journal proved to be clean."""
