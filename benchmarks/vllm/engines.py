@@ -6,7 +6,7 @@ import json
 import multiprocessing
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,11 @@ RANK = "benchmarks.vllm.ranks.Rank"
 KV_DTYPES = {"auto": "bfloat16", "fp8": "float8_e4m3fn"}
 """Map from vLLM's names to torch's. "auto" is the model's dtype, which is bfloat16 in every timed engine."""
 LOOK_UP = "draftmark_vllm.trees.look_up.LookUpTrees"
+BLOCK_DRAFTER = "DFlashDraftModel"
+BLOCK_LAYERS = 5
+"""Layers of a block drafter, and number of the target's layers that it reads."""
+ADAPTIVE = ", adaptive"
+"""End of a drafter's name in the rows of an engine with adaptive verification."""
 HEAD_VOCABULARY = 4
 """Target vocabulary divided by draft vocabulary: 128,256 / 4 = 32,064. Published heads of Llama 3 have 32,000."""
 
@@ -37,7 +42,9 @@ class Engine:
         page_size: tokens of a KV page.
         dtype: of the model.
         drafts: drafts a step; 0 for none.
-        drafter: "ngram", "eagle3" for a draft head with the target's hidden size, or "mtp" for the model's own layer.
+        drafter: "ngram", "eagle3" for a draft head of the target's size, "dflash" for a block drafter, or "mtp"
+            for the model's own layer.
+        adaptive: vLLM's adaptive verification: the device decides how many drafts of each request a step verifies.
         debug: draftmark checks every step and compares the ranks; each check waits for the device.
         random_weights: weights of a fixed seed are written and loaded; otherwise vLLM fills in dummy weights.
         acceptance: probability that vLLM's synthetic rejection sampler accepts a draft if it accepted those before it;
@@ -47,7 +54,7 @@ class Engine:
         kv_bytes: bytes of the KV pages; None lets vLLM measure.
         kv_dtype: dtype of KV, a key of KV_DTYPES; the scales of fp8 are one.
         skip_prefill: requests may use KV that was not computed, see `connector`.
-        checkpoint: name of a model in the folder of models, loaded instead of a shape; texts need one. Its EAGLE-3
+        checkpoint: name of a model in the folder of models, loaded instead of a shape; texts need one. Its draft
             head is the folder CHECKPOINT-head.
         shortest_ngram, longest_ngram: lengths in tokens of the n-grams that vLLM's own drafter looks up.
         trees: drafts are trees, run by the opt-in tree worker: from n-gram look-up, or combs of a draft head. Without
@@ -68,6 +75,7 @@ class Engine:
     dtype: str = "bfloat16"
     drafts: int = 0
     drafter: str = "ngram"
+    adaptive: bool = False
     debug: bool = False
     num_gpus: int = 1
     max_model_len: int = 8704
@@ -147,8 +155,8 @@ class Engine:
 
     @property
     def unusual(self) -> dict[str, str]:
-        """Fields that a row has only for some engines: the drafter, and a KV dtype other than the model's."""
-        drafter = {"drafter": self.drafter} if self.drafts else {}
+        """Fields that a row has only for some engines: drafter, adaptive verification, and an unusual KV dtype."""
+        drafter = {"drafter": self.drafter + (ADAPTIVE if self.adaptive else "")} if self.drafts else {}
         return drafter | ({"kv_dtype": self.kv_dtype} if self.kv_dtype != "auto" else {})
 
     @property
@@ -157,6 +165,8 @@ class Engine:
         target = ARCHITECTURES[SHAPES[self.shape]["model_type"]]
         if not self.drafts or self.drafter in ("ngram", "mtp"):
             return (target,)
+        if self.drafter == "dflash":
+            return (target, BLOCK_DRAFTER)
         return (target, HEAD_OF_A_CHECKPOINT if self.checkpoint else "LlamaForCausalLMEagle3")
 
     def _speculative(self, folder: Path, backend: str) -> dict[str, Any]:
@@ -171,6 +181,8 @@ class Engine:
         else:
             given = folder / f"{self.checkpoint}-head" if self.checkpoint else head(folder, self)
             config |= {"model": str(given), "attention_backend": backend}
+        if self.adaptive:
+            config["enable_adaptive_verification"] = True
         if self.acceptance is not None:
             config["rejection_sample_method"] = "synthetic"
             config["synthetic_acceptance_rates"] = [self.acceptance ** (n + 1) for n in range(self.drafts)]
@@ -212,11 +224,13 @@ def model(folder: Path, engine: Engine) -> Path:
 
 
 def head(folder: Path, engine: Engine) -> Path:
-    """Write the folder of an EAGLE-3 head with one layer for a Llama of this shape, without weights.
+    """Write the folder of a draft head for a Llama of this shape, without weights.
 
-    With shared weights the head has a smaller vocabulary and an output matrix of its own. With vLLM's dummy weights it
-    has the target's vocabulary.
+    An EAGLE-3 head has one layer. With shared weights it has a smaller vocabulary and an output matrix of its own. With
+    vLLM's dummy weights it has the target's vocabulary. A block drafter has `BLOCK_LAYERS` layers.
     """
+    if engine.drafter == "dflash":
+        return block_head(folder, engine)
     path = folder / f"{engine.shape}-{engine.dtype}-eagle3{'-shared' if engine.shared else ''}"
     if not (path / "config.json").exists():
         path.mkdir(parents=True, exist_ok=True)
@@ -236,6 +250,49 @@ def head(folder: Path, engine: Engine) -> Path:
         }
         (path / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     return path
+
+
+def block_head(folder: Path, engine: Engine) -> Path:
+    """Write the folder of a DFlash drafter for a model of this shape, without weights."""
+    path = folder / f"{engine.shape}-{engine.dtype}-dflash"
+    if not (path / "config.json").exists():
+        path.mkdir(parents=True, exist_ok=True)
+        shape = SHAPES[engine.shape]
+        last = shape["num_hidden_layers"] - 2  # the last layer's output has no place among vLLM's features
+        layers = [1 + (last - 1) * n // (BLOCK_LAYERS - 1) for n in range(BLOCK_LAYERS)]
+        config = block_config(shape, BLOCK_LAYERS, layers, shape["vocab_size"] - 1, 131072, 500000.0, engine.dtype)
+        (path / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    return path
+
+
+def block_config(
+    shape: Mapping[str, Any], layers: int, read: list[int], mask: int, positions: int, theta: float, dtype: str
+) -> dict[str, Any]:
+    """Return the configuration of a DFlash drafter. All rows of a block see one another.
+
+    Args:
+        shape: hidden size, heads and vocabulary, which are the target's.
+        read: layers of the target; their outputs are the drafter's context.
+        mask: token id of a position to be drafted.
+        positions, theta: largest number of positions, and base of the rotary embedding.
+    """
+    names = (
+        "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
+    )  # fmt: skip
+    return {
+        "architectures": [BLOCK_DRAFTER],
+        "model_type": "qwen3",
+        **{name: shape[name] for name in names},
+        "num_hidden_layers": layers,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "max_position_embeddings": positions,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_type": "default", "rope_theta": theta},
+        "torch_dtype": dtype,
+        "tie_word_embeddings": False,
+        "dflash_config": {"mask_token_id": mask, "target_layer_ids": read, "causal": False},
+    }
 
 
 def apart(work: Callable[[Engine, Path], Any], engine: Engine, folder: Path) -> Any:

@@ -24,7 +24,9 @@ OURS = "CUSTOM:"
 PHASES = {"decode": 0, "verify": 1, "mixed": 2, "prefill": 3}
 TARGETS = {"decode": 1.0, "verify": 1.0, "mixed": 1.0, "prefill": 0.97}
 """Lowest ratio that a phase aims at; a smaller one is bold."""
-DRAFTERS = {"ngram": "n-gram", "eagle3": "EAGLE-3"}
+DRAFTERS = {
+    "ngram": "n-gram", "eagle3": "EAGLE-3", "dflash": "DFlash", "dflash, adaptive": "DFlash, adaptive",
+}  # fmt: skip
 MODEL = "Llama 3 8B"
 MODELS = {"one-gpu-windows": "Gemma 2 9B", "one-gpu-qwen": "Qwen 2.5 7B"}
 """Model shape of a run, where it is not `MODEL`."""

@@ -9,7 +9,8 @@ from typing import Any
 
 from draftmark import DTYPE_BYTES
 
-from .engines import KV_DTYPES, Engine, prompts
+from .confident import make_confident
+from .engines import BLOCK_LAYERS, KV_DTYPES, Engine, prompts
 from .shapes import SHAPES
 
 LONG_PREFILL = 1 << 14
@@ -88,7 +89,8 @@ def fits(case: Case, engine: Engine) -> bool:
 def token_bytes(engine: Engine) -> int:
     """Return the bytes of one token's KV on one device, in the layers of the target and of a draft head."""
     shape = SHAPES[engine.shape]
-    layers = shape["num_hidden_layers"] + (engine.drafts > 0 and engine.drafter != "ngram")
+    own = BLOCK_LAYERS if engine.drafter == "dflash" else engine.drafter != "ngram"
+    layers: int = shape["num_hidden_layers"] + (own if engine.drafts else 0)
     each = DTYPE_BYTES[KV_DTYPES[engine.kv_dtype]]
     if "kv_lora_rank" in shape:  # every rank holds all rows
         return each * (shape["kv_lora_rank"] + shape["qk_rope_head_dim"]) * layers
@@ -202,13 +204,14 @@ def _sampling(case: Case, engine: Engine, skipped: bool, number: int, prompt: di
     # tokens (`ahead`), so that none ends before the last timed step.
     computed = 0 if skipped or not case.steps else case.batch * case.context
     ahead = 2 + 5 * computed // (4 * engine.max_num_batched_tokens) if computed else 0
-    all_accepted = engine.acceptance == 1 and not alone
+    drawn = engine.acceptance is not None and not alone  # then a step may commit all of its drafts
+    look_up = drawn and engine.acceptance == 1 and engine.drafter == "ngram"
     return SamplingParams(
         temperature=0,
-        max_tokens=1 + (case.steps + _mixed_steps(case, engine) + ahead) * (1 + engine.drafts if all_accepted else 1),
+        max_tokens=1 + (case.steps + _mixed_steps(case, engine) + ahead) * (1 + engine.drafts if drawn else 1),
         ignore_eos=True,
         detokenize=False,
-        allowed_token_ids=prompt["prompt_token_ids"][:1] if all_accepted and engine.drafter == "ngram" else None,
+        allowed_token_ids=prompt["prompt_token_ids"][:1] if look_up else None,
         extra_args=there(case.new or 1) if skipped else None,
     )
 
@@ -236,6 +239,8 @@ def phases(engine: Engine) -> tuple[str, ...]:
 
 def warm(cases: dict[str, list[Case]], llm: Any, engine: Engine) -> None:
     """Run each of an engine's cases once, briefly, because kernels compile at their first call."""
+    if engine.drafts and engine.drafter == "dflash":
+        llm.collective_rpc(make_confident)
     for phase in phases(engine):
         for case in cases.get(phase, ()):
             if case.asked_of(engine) and not case.is_long:
