@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from itertools import accumulate
 
 import pytest
 
 from draftmark import AttentionShape, DeviceProfile, DraftShape, Geometry, Limits, Mode
-from draftmark_vllm.batch_runs import BatchRun, block_run, join_runs, split_decodes_prefills
+from draftmark_vllm.batch_runs import BatchRun, block_run, joined_run, split_decodes_prefills
 
 
 def split(lens: list[int], *, padding: int = 0, num_rows: int | None = None, verify: int = 5, ragged: bool = True):
@@ -89,11 +90,26 @@ def test_without_drafts_a_chunk_of_one_row_decodes() -> None:
     assert [one.mode for one in split([1, 1, 2], verify=1)] == [Mode.DECODE, Mode.EXTEND]
 
 
-def join(lens: list[int], kv_lens: list[int]) -> list[BatchRun]:
-    """Split a step of these rows, then join its runs for an H200 and 32 query heads over 8 KV heads."""
+def join(lens: list[int], kv_lens: list[int], ragged: bool = True) -> list[BatchRun]:
+    """Split a step of these rows, its runs joined if that is better, for an H200 and 32 query heads over 8 KV heads."""
     shape, device = AttentionShape(32, 8, 128, 16), DeviceProfile("cuda", 90, 132)
     geometry = Geometry.create(shape, Limits(256, 131072), DraftShape(), device, (Mode.EXTEND,))
-    return list(join_runs(tuple(split(lens)), tuple(kv_lens), geometry))
+    one = joined_run((0, *accumulate(lens)), 5, ragged, tuple(kv_lens), geometry)
+    return split(lens, ragged=ragged) if one is None else [one]
+
+
+def test_only_steps_with_an_extend_run_are_joined() -> None:
+    """If the split of a random step has an EXTEND run, one such run covers the whole step, else the split stays."""
+    chance = random.Random()
+    for _ in range(300):
+        rows = chance.choices((0, 1, 2, 5, 6, 40), k=chance.randint(1, 6))
+        lens, ragged = [*rows, chance.choice((1, 5, 9))], chance.random() < 0.5
+        padded, whole = lens + [0] * chance.randint(0, 2), split(lens, ragged=ragged)
+        found = join(padded, [100] * len(padded), ragged)
+        if whole[-1].mode is Mode.EXTEND:
+            assert found == [BatchRun(Mode.EXTEND, 0, 0, len(lens), tuple(lens))]
+        else:
+            assert found == split(padded, ragged=ragged)
 
 
 @pytest.mark.parametrize("lens", [[1, 1, 30], [5, 5, 30, 2], [1, 4, 64], [1] * 40 + [2000]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import sub
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -56,6 +57,7 @@ def metadata_of(step: Step) -> SimpleNamespace:
         slot_mapping=step.slots,
         num_actual_tokens=step.num_rows,
         seq_lens_cpu_upper_bound=None,
+        max_query_len=max(map(sub, step.query_start_host[1:], step.query_start_host)),
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -44,7 +46,13 @@ class Engine:
     def __init__(self, forms: tuple[Form, ...], **attention: Any) -> None:
         self.attention = attention
         made = StepData(problem_of(CAPTURED, 1, **attention))
-        self.step, self.ours = made.step, bound_backends(made.problem, forms=forms)
+        self.ours = bound_backends(made.problem, forms=forms)
+        # As in vLLM, a step has the first elements of tensors with an element for each possible request.
+        names = "seq_lens", "query_start"
+        self.memory = {name: torch.zeros(MAX_REQS + 1, dtype=torch.int32) for name in names}
+        views = {name: one[: len(getattr(made.step, name))] for name, one in self.memory.items()}
+        self.step = replace(made.step, **{n: one.copy_(getattr(made.step, n)) for n, one in views.items()})
+        self.replays = Form.ENGINE_TABLE in forms
         geometry = self.ours.any.decode_verify
         columns = 0 if Form.ENGINE_TABLE in forms else geometry.max_pages_per_req
         self.buffers = StepBuffers(MAX_REQS, MAX_TOKENS, torch.device("cpu"), columns)
@@ -119,3 +127,39 @@ def test_each_set_of_tensors_has_its_own_graphs(engine: Engine) -> None:
     found = engine.graphs.prepare(engine.step, run)
     assert found is not None and found is not batch
     assert found.prefix_lens.tolist() == [0] * len(CAPTURED)
+
+
+def prompts(engine: Engine, seed: int) -> StepData:
+    """Make a step of decodes and prompts in the memory of the engine's lengths and first rows."""
+    chance = random.Random(seed)
+    requests = tuple(Request(chance.randrange(90), chance.choice((1, ROWS, 20))) for _ in range(chance.randint(1, 5)))
+    made = StepData(replace(problem_of((), seed, **engine.attention), requests=(*requests, Request(7, 30)), padding=0))
+    for name in ("seq_lens", "query_start"):
+        whole, lens = engine.memory[name], getattr(made.step, name)
+        whole.fill_(2**30)
+        made.step = replace(made.step, **{name: whole[: len(lens)].copy_(lens)})
+    return made
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_replay_computes_prefixes_of_prompts(engine: Engine, seed: int) -> None:
+    """In memory that was captured, a replay computes the prefix lengths of steps of any size, in any run."""
+    made = prompts(engine, seed)
+    (head, *_), ours = runs_of(made.step, engine.ours), engine.ours
+    run = runs_of(made.step, ours)[-1]
+    batch = engine.buffers.batch(made.step, run, ours.any.extend)
+    with patch.object(StepBuffers, "fill", side_effect=AssertionError("launched")) if engine.replays else nullcontext():
+        engine.graphs.fill(batch, made.step, run)
+    wanted = [one.prefix for one in made.problem.requests[run.first_req :]]
+    assert batch.prefix_lens.tolist() == wanted and head.first_req == 0
+    other = replace(made.step, seq_lens=made.step.seq_lens + 1)
+    engine.graphs.fill(batch, other, run)
+    assert batch.prefix_lens.tolist() == [one + 1 for one in wanted]
+
+
+def test_short_memory_is_not_captured(engine: Engine) -> None:
+    """Tensors without an element for each possible request get no graph: nothing is read past their end."""
+    made = prompts(engine, 0)
+    assert (engine.buffers.prefixes(made.step) is not None) == engine.replays
+    for name in ("seq_lens", "query_start"):
+        assert engine.buffers.prefixes(replace(made.step, **{name: getattr(made.step, name).clone()})) is None

@@ -1,7 +1,7 @@
 """Split of a vLLM batch into runs. A run is a range of consecutive requests that one mode serves. Integers only.
 
 Two runs cover any batch. The first has the leading decodes and verifies, up to the first request with more rows. The
-second is EXTEND, which serves any number of rows. `join_runs` makes one EXTEND run of both where that is faster.
+second is EXTEND, which serves any number of rows. `joined_run` makes one EXTEND run of both where that is faster.
 
 Runner V2 sorts decodes and verifies to the front by itself. Runner V1 does so only for a builder with a
 `reorder_batch_threshold`. That costs 60 to 180 µs of host time in every step, and most steps have no prompt. So
@@ -148,25 +148,35 @@ def block_run(query_start: tuple[int, ...], num_rows: int, block: int) -> BatchR
     return BatchRun(Mode.DRAFT_BLOCK, 0, 0, live, (block,) * padded) if live else None
 
 
-def join_runs(runs: tuple[BatchRun, ...], kv_lens: tuple[int, ...], geometry: Geometry) -> tuple[BatchRun, ...]:
+def joined_run(
+    query_start: tuple[int, ...], verify_rows: int, ragged: bool, kv_lens: tuple[int, ...], geometry: Geometry
+) -> BatchRun | None:
     """Return one EXTEND run in place of two, unless one long request could take as long as all others together.
 
     A joined run takes half of the launches, for which an eager layer waits, and its decodes load keys while its prompts
     compute. But EXTEND can leave all keys of a request and KV head to one CTA, while decodes split them evenly. So a
     request of more than SHORT_KEYS tokens must not exceed half of a CTA's even share of all keys that row tiles read.
 
+    Steps with prompts seldom recur, and the host prepares them while requests wait. So this neither splits nor caches.
+
     Args:
-        runs: result of `split_decodes_prefills`.
+        query_start, verify_rows, ragged: as in `split_decodes_prefills`.
         kv_lens: upper bounds of the requests' KV tokens, including the rows of this step.
         geometry: geometry for EXTEND.
+
+    Returns:
+        The run; None if the step has no EXTEND run, or two runs are better.
     """
-    if len(runs) < 2:
-        return runs
-    q_lens = runs[0].q_lens + runs[1].q_lens
-    longest = max(kv_lens[: len(q_lens)])
+    lens = tuple(map(sub, query_start[1:], query_start))
+    while lens and not lens[-1]:
+        lens = lens[:-1]
+    rows = set(lens)
+    if not rows or (max(rows) <= verify_rows and (ragged or rows in ({1}, {verify_rows}))):
+        return None
+    longest = max(kv_lens[: len(lens)])
     if longest > SHORT_KEYS:
         group = geometry.attention.group_size
-        keys = sum([-(-rows * group // ROW_TILE) * n for rows, n in zip(q_lens, kv_lens, strict=False)])
+        keys = sum([-(-count * group // ROW_TILE) * n for count, n in zip(lens, kv_lens, strict=False)])
         if 2 * longest * geometry.device.num_sms > keys * geometry.attention.num_kv_heads:
-            return runs
-    return (BatchRun(Mode.EXTEND, 0, 0, len(q_lens), q_lens),)
+            return None
+    return BatchRun(Mode.EXTEND, 0, 0, len(lens), lens)

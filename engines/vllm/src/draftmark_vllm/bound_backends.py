@@ -104,6 +104,8 @@ class BoundBackends:
     ) -> None:
         made = {shape: Geometries.of(backend, shape, limits, profile) for shape in shapes}
         self.geometries = made
+        # An arbitrary shape's geometries, for facts that are equal for every shape: lengths and modes.
+        self.any = next(iter(made.values()))
         backend.prepare([geometry for one in made.values() for geometry in one.each()], device)
         # Unchecked: vLLM computes positions itself, so a batch's positions stay zero, and the checks would reject them.
         opened = partial(backend.open, device=device, checked=False)
@@ -111,11 +113,6 @@ class BoundBackends:
         self.extend = {shape: opened(one.extend) for shape, one in made.items()}
         needs = (backend.requirements(one).host_lengths for both in made.values() for one in both.each())
         self.need = HostLengthsNeed.strongest(needs)
-
-    @property
-    def any(self) -> Geometries:
-        """Geometries of an arbitrary shape, for facts that are equal for every shape: lengths and modes."""
-        return next(iter(self.geometries.values()))
 
     def of(self, mode: Mode) -> dict[AttentionShape, BoundBackend]:
         """Return the backends that run `mode`, by shape."""

@@ -11,7 +11,7 @@ from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadataBuild
 from draftmark_engines import warn_missing_hook
 
 from .limits import engine_limits, layer_shape, limits_of_chunks, serves_trees, verifies_adaptively
-from .parts import Part, PartsBuilder, graph_support, refresh_parts, step_of
+from .parts import Part, PartsBuilder, graph_support, refresh_parts
 
 HOOKS = {
     "build_for_cudagraph_capture": "the metadata of full CUDA graphs takes several launches in each step",
@@ -98,7 +98,7 @@ class DraftmarkBuilder(PartsBuilder, AttentionMetadataBuilder[StepMetadata]):  #
 
     def _build(self, cam: Any, capture: bool) -> StepMetadata:
         self._follow_layers()
-        step = step_of(cam, capture or not self._host_lengths, self._exact)
+        step = self._step(cam, capture)
         return StepMetadata(self._parts(step, cam, capture), step.seq_lens, step.causal)
 
 

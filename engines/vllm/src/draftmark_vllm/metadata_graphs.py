@@ -16,12 +16,19 @@ from .batch_runs import BatchRun
 from .bound_backends import BoundBackends
 from .step import Step, StepBuffers
 
+EXTEND = Mode.EXTEND
 PROGRAMS = {Mode.DECODE: Program.DECODE, Mode.VERIFY: Program.VERIFY}
 """Programs by mode, for the modes with full graphs in vLLM: every request has the same number of rows."""
 
 
+PREFIXES = GraphKey(Program.DRAFT_EXTEND, 0)
+"""Key of the graph of `StepBuffers.prefixes`, the only one of its state."""
+
+
 class MetadataGraphs:
     """Captures and replays one builder's metadata launches. Without host lengths, a batch's size fixes the launches.
+
+    Sizes of steps with prompts hardly recur. Of such a step a graph computes only the prefix lengths.
 
     Args:
         bound: backends of the builder. buffers: static tensors of the builder.
@@ -30,6 +37,7 @@ class MetadataGraphs:
     def __init__(self, bound: BoundBackends, buffers: StepBuffers, device: torch.device) -> None:
         self._bound, self._buffers, self._device = bound, buffers, device
         self._captured: dict[tuple[int, ...], Captured] = {}
+        self._prefixes: dict[tuple[int, int], GraphState] = {}
 
     def capture(self, step: Step, run: BatchRun, batch: ForwardBatch) -> None:
         """Capture a batch's metadata launches, unless a graph for its size and the step's tensors exists.
@@ -46,6 +54,7 @@ class MetadataGraphs:
         captured = self._captured[tensors]
         if key in captured.batches:
             return
+        self._capture_prefixes(step)
 
         def write() -> None:
             self._buffers.fill(batch, step, run)
@@ -54,8 +63,28 @@ class MetadataGraphs:
         captured.graphs.capture(key, write)
         captured.batches[key] = batch
 
+    def _capture_prefixes(self, step: Step) -> None:
+        """Capture the prefix lengths of steps with prompts in the step's memory."""
+        addresses = step.query_start.data_ptr(), step.seq_lens.data_ptr()
+        compute = None if addresses in self._prefixes else self._buffers.prefixes(step)
+        if compute is not None:
+            self._prefixes[addresses] = graphs = graph_state_for(self._device)
+            graphs.capture(PREFIXES, compute)
+
+    def fill(self, batch: ForwardBatch, step: Step, run: BatchRun) -> None:
+        """Do what `StepBuffers.fill` does, by a replay if there is a graph for a step with prompts in this memory."""
+        graphs = None
+        if run.mode is EXTEND and not _is_capturing(self._device):
+            graphs = self._prefixes.get((step.query_start.data_ptr(), step.seq_lens.data_ptr()))
+        if graphs is None:
+            self._buffers.fill(batch, step, run)
+        else:
+            graphs.replay(PREFIXES)
+
     def prepare(self, step: Step, run: BatchRun) -> ForwardBatch | None:
         """Replay the graph that writes a run's metadata, and return its batch; None if no captured graph fits."""
+        if run.mode is EXTEND:
+            return None
         key, captured = _key(run), self._captured.get(_tensors(step))
         if key is None or captured is None or key not in captured.batches or _is_capturing(self._device):
             return None

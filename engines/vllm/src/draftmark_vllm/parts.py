@@ -14,7 +14,7 @@ from draftmark.runtime import BoundBackend, ForwardBatch
 from draftmark_engines import EngineError, EngineLimits
 from draftmark_engines.ranks import RankGuard, step_digest
 
-from .batch_runs import BatchRun, block_run, join_runs, split_adaptive, split_decodes_prefills
+from .batch_runs import BatchRun, block_run, joined_run, split_adaptive, split_decodes_prefills
 from .bound_backends import OTHER_BACKEND, BoundBackends, Geometries
 from .limits import chosen_backend, profile_of, verifies_adaptively
 from .metadata_graphs import MetadataGraphs
@@ -102,19 +102,11 @@ class PartsBuilder:
             cam: vLLM's `CommonAttentionMetadata`. Its first requests are the step's.
             capture: whether vLLM captures the step, so that its plan must be valid in every replay.
         """
-        if step.causal and self._adaptive:
-            runs = split_adaptive(step.query_start_host, step.num_rows, self._verify_rows)
-        elif step.causal:
-            verify_rows, ragged = self._verify_rows, self._bound.any.ragged
-            runs = split_decodes_prefills(step.query_start_host, step.num_rows, verify_rows, ragged)
-        else:
-            block = block_run(step.query_start_host, step.num_rows, self._bound.any.block)
-            runs = () if block is None else (block,)
-        if runs and runs[-1].mode is Mode.EXTEND and not capture and self._chunk is None:
-            if step.seq_bounds is None:
-                step = replace(step, seq_bounds=bounds_of(cam))
-            if self._may_join and self._tails is None and not self._adaptive and step.seq_bounds is not None:
-                runs = join_runs(runs, step.seq_bounds, self._bound.any.extend)
+        joins = self._may_join and step.causal and not (capture or self._adaptive or self._tails or self._chunk)
+        runs = (self._joined(step) if joins else ()) or self._split(step)
+        if runs and runs[-1].mode is Mode.EXTEND and step.seq_bounds is None and not capture and self._chunk is None:
+            step = replace(step, seq_bounds=bounds_of(cam))
+            runs = (self._joined(step) if joins else ()) or runs
         parts = []
         for run in runs:
             batch = None if self._graphs is None else self._graphs.prepare(step, run)
@@ -122,6 +114,29 @@ class PartsBuilder:
                 batch = self._launch(step, run, capture)
             parts.append((run.first_row, batch, self._bound.of(run.mode)))
         return tuple(parts)
+
+    def _step(self, cam: Any, capture: bool) -> Step:
+        """Convert `CommonAttentionMetadata` to a `Step`, with host lengths if the backend or a prompt needs them."""
+        has_prompts = cam.max_query_len > self._verify_rows and self._chunk is None and cam.causal is True
+        return step_of(cam, capture or not (has_prompts or self._host_lengths), self._exact)
+
+    def _joined(self, step: Step) -> tuple[BatchRun, ...]:
+        """Return the one run of a step if its runs are joined, else nothing."""
+        if step.seq_bounds is None:
+            return ()
+        bound = self._bound.any
+        run = joined_run(step.query_start_host, self._verify_rows, bound.ragged, step.seq_bounds, bound.extend)
+        return () if run is None else (run,)
+
+    def _split(self, step: Step) -> tuple[BatchRun, ...]:
+        """Split a step into runs by the rows of its requests."""
+        if not step.causal:
+            block = block_run(step.query_start_host, step.num_rows, self._bound.any.block)
+            return () if block is None else (block,)
+        if self._adaptive:
+            return split_adaptive(step.query_start_host, step.num_rows, self._verify_rows)
+        ragged = self._bound.any.ragged
+        return split_decodes_prefills(step.query_start_host, step.num_rows, self._verify_rows, ragged)
 
     def _follow_layers(self) -> None:
         """Bind again if runner V1 has added a draft model's layers since."""
@@ -131,7 +146,8 @@ class PartsBuilder:
 
     def _launch(self, step: Step, run: BatchRun, capture: bool) -> ForwardBatch:
         """Prepare a run by separate kernel launches. If vLLM captures the step, capture these launches as well."""
-        batch = self._buffers.forward(step, run, self._bound.geometry(run.mode))
+        batch = self._buffers.batch(step, run, self._bound.geometry(run.mode))
+        (self._buffers if self._graphs is None else self._graphs).fill(batch, step, run)
         if self._tails is not None and run.mode in (Mode.VERIFY, Mode.RAGGED_VERIFY):
             batch = replace(batch, tail=self._tails.write(run, current_trees()))
         if self._debug and not capture:

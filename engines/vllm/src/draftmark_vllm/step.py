@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from operator import sub
 
 import torch
 
@@ -55,11 +57,9 @@ class StepBuffers:
 
     def __init__(self, max_reqs: int, max_rows: int, device: torch.device, table_columns: int = 0) -> None:
         prefix_lens = torch.zeros(max_reqs, dtype=torch.int32, device=device)
-        positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
         # Views are cached by (first, count): many steps need equal views, and a look-up is cheaper than a new view.
-        self._prefix_lens, self._positions = (
-            lru_cache(CACHE_SIZE)(partial(part, one)) for one in (prefix_lens, positions)
-        )
+        self._prefix_lens = lru_cache(CACHE_SIZE)(partial(part, prefix_lens))
+        self._positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._query_start = torch.zeros(max_reqs + 1, dtype=torch.int32, device=device)
         self._counts = torch.arange(max_reqs + 1, dtype=torch.int32, device=device)
         self._table = torch.zeros(max_reqs, table_columns, dtype=torch.int32, device=device)
@@ -67,18 +67,24 @@ class StepBuffers:
 
     def forward(self, step: Step, run: BatchRun, geometry: Geometry) -> ForwardBatch:
         """Convert a run to a batch. This launches at most five small kernels, and does not wait for the device."""
+        batch = self.batch(step, run, geometry)
+        self.fill(batch, step, run)
+        return batch
+
+    def batch(self, step: Step, run: BatchRun, geometry: Geometry) -> ForwardBatch:
+        """Return the batch of a run. `fill` computes its step-dependent tensors."""
         first, reqs, row, rows = run.first_req, run.padded_reqs, run.first_row, run.num_rows
-        batch = ForwardBatch(
+        return ForwardBatch(
             mode=run.mode,
             step=0,
             prefix_lens=self._prefix_lens(first, reqs),
             q_indptr=self._indptr(step, run),
             page_table=self._page_table(step, run),
             tail=CAUSAL if step.causal else BLOCK,
-            # Zeros: vLLM applies rotary embedding itself. Its positions are not used, because only runner V1 passes
-            # them, and in a draft model's first step they are the target's. For windows a backend adds depth to prefix
-            # length.
-            positions=self._positions(0, rows),
+            # Zeros of the largest step: vLLM applies rotary embedding itself. Its positions are not used, because only
+            # runner V1 passes them, and in a draft model's first step they are the target's. For windows a backend adds
+            # depth to prefix length.
+            positions=self._positions,
             host=_host(step, run, geometry),
             num_reqs=run.num_reqs,
             q_lens=run.q_lens,
@@ -86,8 +92,6 @@ class StepBuffers:
             num_rows=rows,
             slots=part(step.slots, row, rows) if Form.ENGINE_SLOTS in geometry.forms else None,
         )
-        self.fill(batch, step, run)
-        return batch
 
     def fill(self, batch: ForwardBatch, step: Step, run: BatchRun) -> None:
         """Compute the batch's step-dependent tensors on the device. A CUDA graph can capture this call."""
@@ -96,6 +100,29 @@ class StepBuffers:
             theirs = part(step.page_table, first, reqs)
             batch.page_table[:, : theirs.shape[1]].copy_(theirs[:, :columns])
         refresh(batch, part(step.seq_lens, first, reqs))
+
+    def prefixes(self, step: Step) -> Callable[[], object] | None:
+        """Return a function that does what `fill` does for an EXTEND run of any step in the same memory of vLLM.
+
+        vLLM passes the first elements of longer tensors, and this computes a prefix for each possible request from all
+        elements. A prefix of a request that the step does not have is undefined. A CUDA graph can capture a call.
+
+        Returns:
+            None if vLLM's tensors have no element for each request, or if steps copy the page table too.
+        """
+        reqs = len(self._counts) - 1
+        starts, seq_lens = step.query_start, step.seq_lens
+        if self._table.shape[1] or _elements(starts) <= reqs or _elements(seq_lens) < reqs:
+            return None
+        at, found = starts.storage_offset(), self._prefix_lens(0, reqs)
+        first, after = (starts.as_strided((reqs,), (1,), offset) for offset in (at, at + 1))
+        lens = seq_lens.as_strided((reqs,), (1,))
+
+        def compute() -> None:
+            torch.sub(first, after, out=found)
+            found.add_(lens)
+
+        return compute
 
     def _page_table(self, step: Step, run: BatchRun) -> torch.Tensor:
         """Return vLLM's page table of a run. For a backend without ENGINE_TABLE, return static memory for a copy."""
@@ -108,7 +135,7 @@ class StepBuffers:
             if key not in self._uniform:
                 self._uniform[key] = self._counts[: run.padded_reqs + 1] * run.q_lens[0]
             return self._uniform[key]
-        starts = step.query_start[run.first_req : run.first_req + run.padded_reqs + 1]
+        starts = part(step.query_start, run.first_req, run.padded_reqs + 1)
         if not run.first_row:
             return starts
         return torch.sub(starts, run.first_row, out=self._query_start[: len(starts)])
@@ -117,6 +144,12 @@ class StepBuffers:
 def part(tensor: torch.Tensor, first: int, count: int) -> torch.Tensor:
     """Return `count` rows from row `first`. If the tensor has no other rows, return the tensor itself, not a view."""
     return tensor if not first and count == tensor.shape[0] else tensor[first : first + count]
+
+
+def _elements(tensor: torch.Tensor) -> int:
+    """Return the number of elements from a tensor's first one to the end of its memory; 0 if it is not contiguous."""
+    whole = tensor.untyped_storage().nbytes() // tensor.element_size()
+    return int(whole - tensor.storage_offset()) if tensor.is_contiguous() else 0
 
 
 def refresh(batch: ForwardBatch, seq_lens: torch.Tensor) -> None:
@@ -141,13 +174,12 @@ def _host(step: Step, run: BatchRun, geometry: Geometry) -> HostLengths:
     if step.seq_bounds is None:
         return Unknown(run.num_reqs, geometry.max_prefix_len)
     bounds = step.seq_bounds[run.first_req : run.first_req + run.num_reqs]
-    # vLLM's bounds assume that every draft is accepted, so they can exceed the maximum prefix, at which vLLM trims
-    # drafts. The maximum is read once per step: computing it for each of 256 requests took half a millisecond.
-    longest = geometry.max_prefix_len
     least = run.q_lens if run.budget is None else (1,) * run.num_reqs  # a bound of rows gives no bound of the prefix
-    # Comparisons, because `min` and `max` of each request take three times as long.
-    prefixes = [n - rows for n, rows in zip(bounds, least, strict=False)]
-    lens = tuple([0 if n < 0 else longest if n > longest else n for n in prefixes])
+    lens, longest = tuple(map(sub, bounds, least)), geometry.max_prefix_len
+    # vLLM's bounds assume that every draft is accepted, so they can exceed the maximum prefix, at which vLLM trims
+    # drafts. Comparisons, because `min` and `max` of each request take three times as long.
+    if lens and (min(lens) < 0 or max(lens) > longest):
+        lens = tuple([0 if n < 0 else longest if n > longest else n for n in lens])
     return Exact(lens) if step.exact else UpperBound(lens)
 
 
@@ -163,7 +195,7 @@ def check_batch(batch: ForwardBatch, geometry: Geometry, slots: torch.Tensor) ->
         BatchError: a tensor contradicts the geometry.
         EngineError: vLLM's slot of a live row differs from the derived slot.
     """
-    validate(batch, geometry)
+    validate(replace(batch, positions=batch.positions[: batch.num_rows]), geometry)
     starts, prefixes = batch.q_indptr.tolist(), batch.prefix_lens.tolist()
     for request in range(batch.num_reqs):
         first, rows = starts[request], starts[request + 1] - starts[request]

@@ -17,6 +17,7 @@ from .launch import attention, tma
 from .launch.layouts import IdentityCache, Layout, check_dtypes, layer_facts
 from .launch.metadata import write_metadata_prefill
 from .launch.operands import AttentionParams, Operands, PartialResults, SplitBuffers
+from .launch.prepared import PreparedKernel
 from .launch.relaunch import RelaunchCache
 
 TMA_ALIGNMENT = 16
@@ -72,6 +73,7 @@ class Prefill:
         self._shape = AttentionParams.from_geometry(geometry, slots.is_cuda)
         self._paged_shape = self._shape if page_size is None else replace(self._shape, page_size=page_size)
         self._relaunch, self._layer_facts = RelaunchCache(PER_CALL, DESCRIPTOR_ALIASES), layer_facts(geometry)
+        self._launch_metadata = PreparedKernel()
         self._config = sizing.prefill_config(geometry)
         self._buffers = None if geometry.limits.batch_invariant else buffers
         self._configs = self._unsplit_configs()
@@ -88,19 +90,25 @@ class Prefill:
         """
         plan = self._plan_of(batch)
         count = common.max_row_tiles(plan.config, self._shape.group, batch.num_rows, batch.padded_reqs)
-        slots, tiles = self._slots[: batch.num_rows], self._row_tiles
+        slots, tiles = self._slots, self._row_tiles
         room = tiles.shape[0] - common.SCHEDULE_HEADER_ROWS
         if count > room:
             raise BatchError(
                 f"EXTEND has {batch.num_rows} rows of {batch.padded_reqs} requests, which need up to {count} row "
                 f"tiles, but {room} are allocated; raise max_num_reqs or max_extend_tokens"
             )
-        schedule = () if plan.split is None else (plan.split.partials.work, plan.split.num_splits, plan.split.num_ctas)
-        record_call(
-            write_metadata_prefill, self._paged_shape, plan.config, batch.num_rows, batch.prefix_lens,
-            batch.q_indptr, batch.page_table, slots, tiles, batch.slots, *schedule,
-            mutates=(slots, tiles, *schedule[:1]),
+        split = plan.split
+        work, num_splits, num_ctas = (
+            (None, 1, 1) if split is None else (split.partials.work, split.num_splits, split.num_ctas)
+        )
+        args = (
+            self._paged_shape, plan.config, batch.num_rows, batch.prefix_lens, batch.q_indptr, batch.page_table, slots,
+            tiles, batch.slots, work, num_splits, num_ctas,
         )  # fmt: skip
+        if slots.is_cuda:
+            write_metadata_prefill(*args, self._launch_metadata)
+            return
+        record_call(write_metadata_prefill, *args, mutates=(slots, tiles) if work is None else (slots, tiles, work))
 
     def attend(
         self,

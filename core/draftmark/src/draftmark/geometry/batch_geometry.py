@@ -6,6 +6,7 @@ The formulas use `maximum`, `minimum` and `ceil_div` and never branch on a value
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from functools import cached_property
 
 from ..errors import GeometryError
 from .arithmetic import ceil_div, maximum, minimum
@@ -48,7 +49,7 @@ class BatchGeometry:
         """Tail slots of the last DRAFT forward: ``k·(S-1)``; 0 when the draft model has no forward of its own."""
         return self.draft.topk * self.num_draft_steps
 
-    @property
+    @cached_property  # an engine reads it in every step
     def max_prefix_len(self) -> int:
         """Largest prefix length in any forward: max_context_len, plus one tail when lengths may overshoot."""
         return self.limits.max_context_len + self.max_tail * int(self.limits.overshoots)

@@ -92,6 +92,10 @@ class Launcher:
         if recording is not None:
             recording.append((compiled, full_grid, (*args, *trailing_constants)))
 
+    def is_observed(self) -> bool:
+        """Check whether this context records or collects launches."""
+        return self._recording.get() is not None or self._collecting.get() is not None
+
     def find_compiled(self, kernel: JITFunction[Any], args: tuple[Any, ...], constants: dict[str, Any]) -> Any:
         """Return Triton's compiled kernel of a call, which later launches use; it may not be loaded yet.
 

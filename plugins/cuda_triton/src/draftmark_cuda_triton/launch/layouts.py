@@ -38,13 +38,17 @@ class IdentityCache(Generic[T, R]):
 
 def check_dtypes(batch: ForwardBatch) -> None:
     """Raise BatchError unless the kernels can read the batch's tensors: recorded launches assume these dtypes."""
-    int32 = {"prefix_lens": batch.prefix_lens, "q_indptr": batch.q_indptr, "page_table": batch.page_table}
-    if isinstance(batch.tail, Tree):
-        int32 |= {"tail.mask": batch.tail.mask, "tail.depth": batch.tail.depth}
+    lens, starts, table, slots, tail = batch.prefix_lens, batch.q_indptr, batch.page_table, batch.slots, batch.tail
+    is_int32 = lens.dtype is starts.dtype is table.dtype is torch.int32
+    if is_int32 and not isinstance(tail, Tree) and (slots is None or slots.dtype is torch.int64):
+        return
+    int32 = {"prefix_lens": lens, "q_indptr": starts, "page_table": table}
+    if isinstance(tail, Tree):
+        int32 |= {"tail.mask": tail.mask, "tail.depth": tail.depth}
     for name, tensor in int32.items():
         check_dtype(name, tensor, torch.int32)
-    if batch.slots is not None:
-        check_dtype("slots", batch.slots, torch.int64)
+    if slots is not None:
+        check_dtype("slots", slots, torch.int64)
 
 
 def check_dtype(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from draftmark import ceil_div
@@ -66,6 +68,7 @@ def write_metadata_prefill(
     work: torch.Tensor | None = None,
     num_splits: int = 1,
     num_ctas: int = 1,
+    launch: Callable[..., None] = launch_kernel,
 ) -> None:
     """Launch `prefill_schedule.write_metadata_prefill`: KV slots and row tiles of an EXTEND batch.
 
@@ -74,11 +77,12 @@ def write_metadata_prefill(
         work: int32 ``[2 · num_splits, 4]``, output: the split schedule; None if row tiles are never split.
         num_splits: splits of the row tiles of each KV head; 1 if row tiles are never split.
         num_ctas: CTAs that are resident on the device.
+        launch: `launch_kernel`, or a `PreparedKernel` of this shape.
     """
     num_reqs = prefix_lens.shape[0]
     num_tiles = max_row_tiles(config, shape.group, num_rows, num_reqs)
     grid = (max(ceil_div(max(num_rows, num_tiles), PREFILL_ROWS), ceil_div(num_splits, SCHEDULE_SPLITS)),)
-    launch_kernel(
+    launch(
         select_variant(kernels.prefill_schedule.write_metadata_prefill, tiles), grid, prefix_lens, q_indptr, page_table,
         or_placeholder(engine_slots, slot_mapping), slot_mapping, tiles, or_placeholder(work, tiles), num_reqs,
         num_rows, num_tiles, shape.group, shape.num_kv_heads, shape.l2_keys, page_table.stride(0), num_splits, num_ctas,

@@ -181,25 +181,34 @@ class RelaunchCache:
         return DriverLaunch(template, (compiled, grid, args), tensor_args, recorded)
 
     def _template(self, device: int, compiled: Any, grid: Any, args: tuple[Any, ...]) -> LaunchTemplate | None:
-        found, must = cuda_driver.driver(), launch_mode() == "driver"
-        if found is None:
-            if must:
-                raise BackendError(f"{LAUNCH} is driver, but there is no libcuda.so.1; unset it for Triton's launcher")
-            return None
         key = (compiled, device, *[(tuple(one.shape), tuple(one.strides)) for one in args if is_descriptor(one)])
         if key not in self._templates:
-            try:
-                self._templates[key] = LaunchTemplate(found, compiled, grid, args, device)
-            except DriverError as error:
-                if must:
-                    raise
-                logger.warning(
-                    "kernel %s is launched through Triton's launcher, which takes 10 to 20 µs longer: %s",
-                    compiled.src.fn.__name__,
-                    error,
-                )
-                self._templates[key] = None
+            self._templates[key] = make_template(compiled, grid, args, device)
         return self._templates[key]
+
+
+def make_template(compiled: Any, grid: Any, args: tuple[Any, ...], device: int) -> LaunchTemplate | None:
+    """Return a launch template of a compiled kernel, from one launch of it; None if the driver cannot repeat it.
+
+    Raises:
+        BackendError, DriverError: the driver cannot repeat it, and LAUNCH is ``driver``.
+    """
+    found, must = cuda_driver.driver(), launch_mode() == "driver"
+    if found is None:
+        if must:
+            raise BackendError(f"{LAUNCH} is driver, but there is no libcuda.so.1; unset it for Triton's launcher")
+        return None
+    try:
+        return LaunchTemplate(found, compiled, grid, args, device)
+    except DriverError as error:
+        if must:
+            raise
+        logger.warning(
+            "kernel %s is launched through Triton's launcher, which takes 10 to 20 µs longer: %s",
+            compiled.src.fn.__name__,
+            error,
+        )
+        return None
 
 
 class TritonLaunch:
