@@ -27,8 +27,10 @@ SINCE = (1, 5)
 SIZES = (((3, 12), (600, 1800)), ((3, 28), (200, 1200)), ((33, 128), (150, 400)), ((2, 3), (8300, 9900)))
 """(lowest, highest) number of requests and context length of each geometry that is drawn for a mode.
 
-The first geometry and the third one, a crowd, have the core's attention shape.
+The first geometry has the core's attention shape. So has the third one, a crowd, in the core's modes.
 """
+CROWDED = 2
+"""Index of the crowd, which has one KV head in modes that the core does not have."""
 DRAWN = 1
 """Index of the geometry with a drawn attention shape and drawn forms."""
 LONG = 3
@@ -218,8 +220,9 @@ def _draw(mode: Mode, number: int) -> Draw:
         batch_invariant=True,
     )
     modes = tuple(dict.fromkeys((Mode.EXTEND, mode)))
-    shape = _shape(dice) if number == DRAWN else ONE_KV_HEAD if number == LONG else MANDATORY
     plain = mode in (Mode.EXTEND, Mode.DECODE)
+    narrow = number == LONG or (number == CROWDED and not plain)
+    shape = _shape(dice) if number == DRAWN else ONE_KV_HEAD if narrow else MANDATORY
     forms = LAYOUT_FORMS if number == DRAWN and dice.random() < 0.25 else ()
     geometry = Geometry.create(shape, limits, DraftShape() if plain else draft, modes=modes, forms=forms)
     trees = mode in (Mode.VERIFY, Mode.RAGGED_VERIFY) and dice.random() < 0.7

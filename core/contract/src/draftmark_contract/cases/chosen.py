@@ -144,9 +144,9 @@ def wide() -> list[Case]:
         width = POOLED if mode is Mode.VERIFY else PRODUCTION
         sizes = Sizes(listed(width, heads, page, *rows), mode, CROWD, width + 300, 40)
         slug = f"h{heads}-page{page}-{mode.value}".replace("_", "-")
-        # Draw 3 has other lists than draw 0. The two modes with most rows run one of them.
-        draws = {Mode.EXTEND: (0,), Mode.VERIFY: (3,)}.get(mode, (0, 3))
-        found.append(Case(slug, [replace(sizes.draw(slug), draw=draw) for draw in draws], SINCE))
+        # Draw 3 has other lists than draw 0. The modes with several rows a request run one of them.
+        one = {Mode.EXTEND: (0,), Mode.VERIFY: (3,), Mode.DRAFT_EXTEND: (0,), Mode.DRAFT_BLOCK: (3,)}
+        found.append(Case(slug, [replace(sizes.draw(slug), draw=draw) for draw in one.get(mode, (0, 3))], SINCE))
     return found
 
 

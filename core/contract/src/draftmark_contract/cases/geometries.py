@@ -99,10 +99,11 @@ def behaviours() -> dict[str, Geometry]:
     # Keep the prefill limit small. With a large one, buffers sized for prefill would also hold the rows of other modes,
     # and a wrong row count in those modes would not show (sglang#27338).
     short = replace(LIMITS, max_extend_tokens=32)
+    eager = replace(PAGE128, num_qo_heads=2, num_kv_heads=1)
     return {
         "small": mandatory(),
         "target": _make(),
-        "draft": _make(modes=DRAFT_MODES),
+        "draft": _make(ONE_KV_HEAD, modes=DRAFT_MODES),
         "target-window": _make(windowed(SMALL)),
         "draft-window": _make(windowed(ONE_KV_HEAD), modes=DRAFT_MODES),
         "target-page1-words2": _make(replace(SMALL, page_size=1), wide),
@@ -120,10 +121,10 @@ def behaviours() -> dict[str, Geometry]:
         "target-page128": _make(PAGE128, PAGE128_TREE, PAGE128_LIMITS),
         "draft-page128": _make(PAGE128, PAGE128_TREE, PAGE128_LIMITS, DRAFT_MODES),
         "all-modes": _make(modes=CORE_MODES),
-        "all-few-graphs": _make(PAGE128, PAGE128_TREE, FEW_GRAPHS, CORE_MODES),
+        "all-few-graphs": _make(eager, PAGE128_TREE, FEW_GRAPHS, CORE_MODES),
         "all-kv8": _make(replace(SMALL, kv_dtype="float8_e4m3fn"), modes=CORE_MODES),
-        "all-few-graphs-window": _make(replace(PAGE128, window_left=2), PAGE128_TREE, FEW_GRAPHS, CORE_MODES),
-        "all-no-graphs": _make(PAGE128, PAGE128_TREE, replace(FEW_GRAPHS, capture_batch_sizes=()), CORE_MODES),
+        "all-few-graphs-window": _make(replace(eager, window_left=2), PAGE128_TREE, FEW_GRAPHS, CORE_MODES),
+        "all-no-graphs": _make(eager, PAGE128_TREE, replace(FEW_GRAPHS, capture_batch_sizes=()), CORE_MODES),
     }
 
 

@@ -90,7 +90,7 @@ def paths() -> list[Case]:
             if rows > MANY and name not in LARGE:
                 continue
             limits = replace(_limits(rows), max_num_reqs=10, capture_batch_sizes=(1, 12))
-            geometry = geometry_of(name, draft_of(rows, tree), limits, layers=1 if rows >= MANY else LAYER_COUNT)
+            geometry = geometry_of(name, draft_of(rows, tree), limits, layers=1 if tree else LAYER_COUNT)
             label = f"{'tree' if tree else 'chain'}{rows}"
             found.append(case_of(name, _paths(geometry, tree), geometry, label))
     return found
@@ -99,13 +99,14 @@ def paths() -> list[Case]:
 def _paths(geometry: StateGeometry, tree: bool) -> list[ForwardCase]:
     rows = geometry.draft.num_draft_tokens
     every, made = [NO_PARENT, *range(rows)], []
+    padded = 12 if rows <= MANY else 4
     kinds = ("chain",) if not tree else ("random", "deep") if rows < MANY else ("random",)
     for number, kind in enumerate(kinds):
         groups = [every[first : first + 9] for first in range(0, len(every), 9)]
         for turn, leaves in enumerate(groups if rows <= MANY else LAST_OF_MANY):
             lens = [(3 * n + 9 * turn) % 50 for n in range(len(leaves))]
             made.append(
-                state.verify(geometry, lens, tree=kind, padded=12, seed=number, choice=_these(leaves), name="path")
+                state.verify(geometry, lens, tree=kind, padded=padded, seed=number, choice=_these(leaves), name="path")
             )
     counts = [(n * 5) % rows + 1 for n in range(3 if rows > MANY else 4)]
     for shift in range(2):

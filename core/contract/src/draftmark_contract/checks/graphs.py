@@ -24,7 +24,7 @@ ALSO = (
     *("target-overlap", "target-page32-long", "draft-chain", "all-modes", "all-few-graphs", "all-kv8"),
 )
 """Shapes that these checks run in addition to the shapes that every check runs."""
-REPLAYED = ("target-window", "target-page1-words2", "all-modes", "all-few-graphs", "all-kv8")
+REPLAYED = ("target-page1-words2", "all-modes", "all-few-graphs", "all-kv8")
 """Such shapes of the check with the most replays; `capture_order_does_not_matter` replays the others."""
 FEW = ("target-window", "target-page1-words2", "all-modes")
 """Such shapes of checks that need neither other host lengths nor other draft shapes."""

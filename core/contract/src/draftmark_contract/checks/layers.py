@@ -33,7 +33,7 @@ def _models() -> dict[str, Shapes]:
         "alike-page128": (large,),
         "kv8": (_other(known["all-kv8"], **one_head),),
         "window-and-full": (_other(small, window_left=7, logits_soft_cap=30.0, **one_head), _other(small, **one_head)),
-        "two-heads-page128": (large, _other(large, num_qo_heads=8, num_kv_heads=1)),
+        "two-heads-page128": (large, _other(large, num_qo_heads=8, num_kv_heads=2)),
     }
 
 
