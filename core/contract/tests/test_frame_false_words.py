@@ -364,7 +364,10 @@ def test_profile_of_later_tiers_is_called_full_after_all_tiers() -> None:
     assert "served in full" in device and "served so far, " not in device
 
 
-@pytest.mark.parametrize("redirected", [">/dev/full", "| true", ">&-"])
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize("redirected", [">/dev/full", *(pytest.param(one, marks=LONG) for one in ("| true", ">&-"))])
 def test_a_run_that_cannot_print_does_not_fail_the_backend(folder: Folder, redirected: str) -> None:
     """Output to a full disk or a closed pipe gives exit code 2, and a closed stdout the verdict's code.
 

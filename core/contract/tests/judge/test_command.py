@@ -281,6 +281,7 @@ def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Ver
     return lambda: run(HANGS, opened, RunOptions(limit=LIMIT_S), "draftmark judge")
 
 
+@pytest.mark.long
 def test_hang_in_native_code_fails(hanging: Callable[[], Verdict], monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that the time limit does not end is ended; its item fails, and the next item still runs."""
     monkeypatch.setattr(pool, "LIMIT_S", LIMIT_S)
@@ -297,6 +298,7 @@ def test_limit_below_the_default_one_gives_no_verdict(hanging: Callable[[], Verd
     assert verdict.word is Word.NONE and verdict.exit_code() == 2 and not verdict.recorded(allow_part=True)
 
 
+@pytest.mark.long
 def test_short_limit_fails_no_test_of_the_pytest_form(hanging: Callable[[], Verdict]) -> None:
     """The pytest form skips an item that a short limit ends, and says that there is no verdict."""
 
