@@ -39,6 +39,7 @@ def builder_of(ours: BoundBackends, **of_a_step: Any) -> DraftmarkBuilder:
         "_tails": None,
         "_adaptive": False,
         "_verify_rows": 1,
+        "_ragged": ours.any.ragged,
     }
     own = {"_bound": ours, "_buffers": StepBuffers(MAX_REQS, MAX_TOKENS, cpu), "device": cpu}
     vars(made).update(usual | own | {"layer_names": [], "_num_layers": 0} | of_a_step)

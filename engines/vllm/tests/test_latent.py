@@ -114,7 +114,15 @@ def builder_of(backends: BoundBackends, columns: int = 0) -> DraftmarkMLABuilder
     """Return a builder without an engine."""
     cpu, made = torch.device("cpu"), object.__new__(DraftmarkMLABuilder)
     buffers = StepBuffers(MAX_REQS, MAX_REQS * VERIFY_ROWS, cpu, columns)
-    vars(made).update({"_bound": backends, "_buffers": buffers, "device": cpu, "_verify_rows": VERIFY_ROWS})
+    vars(made).update(
+        {
+            "_bound": backends,
+            "_buffers": buffers,
+            "device": cpu,
+            "_verify_rows": VERIFY_ROWS,
+            "_ragged": backends.any.ragged,
+        }
+    )
     vars(made).update(dict.fromkeys(("_host_lengths", "_exact", "_debug", "_capture"), False))
     vars(made).update(dict.fromkeys(("_chunk", "_tails", "_adaptive"), None))
     made._graphs = made._new_graphs()

@@ -41,7 +41,7 @@ def test_driver_receives_what_triton_passes(library, make_layers, monkeypatch, p
     prefill = make_layers(Mode.EXTEND, page).attention
     for number, batch in enumerate(batches_of(make_layers(Mode.EXTEND, page), 30)):
         with monkeypatch.context() as patch:
-            patch.setattr(prefill, "_launch_metadata", LAUNCHER.launch)
+            patch.setattr(prefill, "_launch_metadata", None)
             wanted = triton_calls(library.gpu, prefill.write_metadata, batch)
         launched, started = triton_calls(library.gpu, prefill.write_metadata, batch), driver_calls(library)
         assert len(wanted) == 1 and (launched, started) == (([], wanted) if number else (wanted, []))
@@ -101,5 +101,6 @@ def test_prepared_kernel_of_another_device_launches_there(library, make_layers, 
     monkeypatch.setattr("draftmark_cuda_triton.launch.prepared.launch_kernel", lambda *args, **_: calls.append(args))
     tensor = make_layers.new_tensor(1)
     monkeypatch.setattr(type(tensor), "get_device", lambda _: 1)
+    assert not made.again((1,), (tensor,))
     made("kernel", (1,), tensor)
     assert calls == [("kernel", (1,), tensor)]

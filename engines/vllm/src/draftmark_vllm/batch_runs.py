@@ -170,8 +170,7 @@ def joined_run(
     lens = tuple(map(sub, query_start[1:], query_start))
     while lens and not lens[-1]:
         lens = lens[:-1]
-    rows = set(lens)
-    if not rows or (max(rows) <= verify_rows and (ragged or rows in ({1}, {verify_rows}))):
+    if not lens or (max(lens) <= verify_rows and (ragged or set(lens) in ({1}, {verify_rows}))):
         return None
     longest = max(kv_lens[: len(lens)])
     if longest > SHORT_KEYS:

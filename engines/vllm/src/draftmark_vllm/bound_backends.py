@@ -134,8 +134,9 @@ class BoundBackends:
 
     def prepare(self, batch: ForwardBatch) -> None:
         """Plan and write metadata for every shape."""
-        self.plan(batch)
-        self.write(batch)
+        for backend in self.of(batch.mode).values():
+            backend.plan(batch)
+            backend.write_metadata(batch)
 
 
 def arena_bytes(backend: LoadedBackend, geometries: Geometries) -> int:

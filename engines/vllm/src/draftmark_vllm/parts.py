@@ -71,6 +71,7 @@ class PartsBuilder:
         self._num_layers = len(self.layer_names)
         backend = self._backend
         self._bound = BoundBackends(backend, self._shapes(layers), self._limits, profile_of(self.device), self.device)
+        self._ragged = self._bound.any.ragged
         # vLLM captures this update in a graph, which cannot run `plan`. So the backend must need no host lengths.
         self.supports_draft_decode_metadata_update = self._bound.need is HostLengthsNeed.NONE
         # A backend that needs no host lengths gets none: computing them takes longer than the rest of a step. Prompts
@@ -124,8 +125,9 @@ class PartsBuilder:
         """Return the one run of a step if its runs are joined, else nothing."""
         if step.seq_bounds is None:
             return ()
-        bound = self._bound.any
-        run = joined_run(step.query_start_host, self._verify_rows, bound.ragged, step.seq_bounds, bound.extend)
+        run = joined_run(
+            step.query_start_host, self._verify_rows, self._ragged, step.seq_bounds, self._bound.any.extend
+        )
         return () if run is None else (run,)
 
     def _split(self, step: Step) -> tuple[BatchRun, ...]:
@@ -135,8 +137,7 @@ class PartsBuilder:
             return () if block is None else (block,)
         if self._adaptive:
             return split_adaptive(step.query_start_host, step.num_rows, self._verify_rows)
-        ragged = self._bound.any.ragged
-        return split_decodes_prefills(step.query_start_host, step.num_rows, self._verify_rows, ragged)
+        return split_decodes_prefills(step.query_start_host, step.num_rows, self._verify_rows, self._ragged)
 
     def _follow_layers(self) -> None:
         """Bind again if runner V1 has added a draft model's layers since."""

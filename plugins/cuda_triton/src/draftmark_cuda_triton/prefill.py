@@ -206,8 +206,8 @@ class Prefill:
         if self._buffers is None:
             return self._unsplit_plans[self._config]
         a, device = self._geometry.attention, self._geometry.device
-        rows, lens = batch.q_lens, sizing.known_prefix_lens(batch)
-        unsplit = split_kv.fastest_config(a, device, self._configs, rows, lens)
+        rows, lens, configs = batch.q_lens, sizing.known_prefix_lens(batch), self._configs
+        unsplit = configs[0] if len(configs) == 1 else split_kv.fastest_config(a, device, configs, rows, lens)
         config = split_kv.split_config(a, device, unsplit, rows, lens)
         if config is None or not split_kv.splitting_pays(a, device, config, rows, lens):
             return self._unsplit_plans[unsplit]

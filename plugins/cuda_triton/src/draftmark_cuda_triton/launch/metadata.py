@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from draftmark import ceil_div
@@ -13,6 +11,7 @@ from ..heuristics.split_kv import MAX_SPLIT_ROW_TILES, MIN_SPLIT_TILES, split_co
 from ..kernel_variants import kernels, select_variant
 from .launcher import launch_kernel
 from .operands import AttentionParams, BatchExtent, or_placeholder
+from .prepared import PreparedKernel
 
 SCHEDULE_REQS, SCHEDULE_ROWS, SCHEDULE_SPLITS = 128, 64, 32
 """Requests that a write_metadata_decode_verify program reads at a time, and the rows and splits that it writes.
@@ -68,7 +67,7 @@ def write_metadata_prefill(
     work: torch.Tensor | None = None,
     num_splits: int = 1,
     num_ctas: int = 1,
-    launch: Callable[..., None] = launch_kernel,
+    prepared: PreparedKernel | None = None,
 ) -> None:
     """Launch `prefill_schedule.write_metadata_prefill`: KV slots and row tiles of an EXTEND batch.
 
@@ -77,16 +76,21 @@ def write_metadata_prefill(
         work: int32 ``[2 · num_splits, 4]``, output: the split schedule; None if row tiles are never split.
         num_splits: splits of the row tiles of each KV head; 1 if row tiles are never split.
         num_ctas: CTAs that are resident on the device.
-        launch: `launch_kernel`, or a `PreparedKernel` of this shape.
+        prepared: launches of this kernel for this shape, without Triton's argument binding; None for a new launch.
     """
     num_reqs = prefix_lens.shape[0]
     num_tiles = max_row_tiles(config, shape.group, num_rows, num_reqs)
     grid = (max(ceil_div(max(num_rows, num_tiles), PREFILL_ROWS), ceil_div(num_splits, SCHEDULE_SPLITS)),)
-    launch(
-        select_variant(kernels.prefill_schedule.write_metadata_prefill, tiles), grid, prefix_lens, q_indptr, page_table,
-        or_placeholder(engine_slots, slot_mapping), slot_mapping, tiles, or_placeholder(work, tiles), num_reqs,
-        num_rows, num_tiles, shape.group, shape.num_kv_heads, shape.l2_keys, page_table.stride(0), num_splits, num_ctas,
-        shape.window_left, config.block_m, config.block_n, int(engine_slots is not None), PAGE_SIZE=shape.page_size,
+    args = (
+        prefix_lens, q_indptr, page_table, or_placeholder(engine_slots, slot_mapping), slot_mapping, tiles,
+        or_placeholder(work, tiles), num_reqs, num_rows, num_tiles, shape.group, shape.num_kv_heads, shape.l2_keys,
+        page_table.stride(0), num_splits, num_ctas, shape.window_left, config.block_m, config.block_n,
+        int(engine_slots is not None),
+    )  # fmt: skip
+    if prepared is not None and prepared.again(grid, args):
+        return
+    (prepared or launch_kernel)(
+        select_variant(kernels.prefill_schedule.write_metadata_prefill, tiles), grid, *args, PAGE_SIZE=shape.page_size,
         BLOCK_R=PREFILL_REQS, BLOCK=PREFILL_ROWS, WINDOW=shape.window, OVERHEAD_TILES=OVERHEAD_TILES,
         MIN_SPLIT_TILES=MIN_SPLIT_TILES, SPLIT_COST=split_costs(shape.value_width)[0], BLOCK_TILES=SPLIT_TILES,
         BLOCK_SPLITS=SCHEDULE_SPLITS,

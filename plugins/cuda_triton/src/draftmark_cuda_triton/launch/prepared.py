@@ -1,4 +1,4 @@
-"""Launches of one kernel whose integers and addresses can all differ from call to call, through the CUDA driver.
+"""Launches of one kernel with other integers and addresses in each call, through the CUDA driver.
 
 `relaunch` repeats launches with equal integers. A step with a prompt has other sizes each time, so it would record a
 launch in every step. Here each call writes all arguments into the launch's parameters instead.
@@ -6,6 +6,7 @@ launch in every step. Here each call writes all arguments into the launch's para
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ctypes import addressof, c_uint64, sizeof
 from dataclasses import dataclass
 from functools import partial
@@ -36,7 +37,7 @@ class Parameters:
 
 
 class PreparedKernel:
-    """Launches one kernel with the effect of `launcher.launch_kernel`, without Triton's launcher from the second call.
+    """Launches one kernel: first with the effect of `launcher.launch_kernel`, and `again` without Triton's launcher.
 
     Arguments are tensors and integers, and Triton compiles one kernel for all their values and alignments. The
     constants of all calls are equal.
@@ -47,13 +48,21 @@ class PreparedKernel:
         self._lock = Lock()
 
     def __call__(self, kernel: Any, grid: tuple[int], *args: Any, **constants: Any) -> None:
-        """Launch `kernel`; the arguments are those of `Launcher.launch`. Integers have 32 bits."""
+        """Launch `kernel`, and prepare later launches; the arguments are those of `Launcher.launch`."""
+        device, current = args[0].get_device(), driver.active.get_current_device()
+        if device in self._parameters or not self._prepare(device, current, kernel, grid, args, constants):
+            launch_kernel(kernel, grid, *args, **constants)
+
+    def again(self, grid: tuple[int], args: Sequence[Any]) -> bool:
+        """Launch the kernel of the first call with other arguments; return False, without a launch, if not prepared.
+
+        Args:
+            args: tensors, and integers of 32 bits.
+        """
         device, current = args[0].get_device(), driver.active.get_current_device()
         found = self._parameters.get(device)
         if found is None or not grid[0] or LAUNCHER.is_observed() or (device >= 0 and device != current):
-            if device in self._parameters or not self._prepare(device, current, kernel, grid, args, constants):
-                launch_kernel(kernel, grid, *args, **constants)
-            return
+            return False
         cuda_driver.bind_context(current)
         launch = found.launch
         values = [one if type(one) is int else one.data_ptr() for one in args]
@@ -63,6 +72,7 @@ class PreparedKernel:
             code = launch.launch_ex(*launch.call_args)
         if code:
             raise DriverError(f"cuLaunchKernelEx: CUresult {code}")
+        return True
 
     def _prepare(
         self, device: int, current: int, kernel: Any, grid: tuple[int], args: tuple[Any, ...], constants: dict[str, Any]
@@ -83,7 +93,7 @@ class PreparedKernel:
 def _parameters(
     template: LaunchTemplate, grid: tuple[int, ...], args: tuple[Any, ...], count: int
 ) -> Parameters | None:
-    """Return a launch whose parameters are the first `count` arguments; None if one of these was compiled in."""
+    """Return a launch that reads the first `count` arguments as words; None if one of these was compiled in."""
     launch, words = template.launch(grid, args), (c_uint64 * count)()
     try:
         for arg in range(count):
