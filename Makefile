@@ -80,7 +80,7 @@ cubins: dev-environment ## Compile kernels of common GPUs and models into a whee
 soak: demo-environment ## Decode random requests with random engines for MINUTES=30, and compare every text.
 	$(BIN)/python -m benchmarks.decode.soak --minutes $(or $(MINUTES),30)
 
-engines: ## Test the adapters in real SGLang and vLLM, and FlashInfer's releases, on this CPU. ENGINES="sglang-newest".
+engines: ## Test the adapters in real SGLang and vLLM, and FlashInfer's releases, on this CPU. ENGINES="sglang-oldest".
 	$(TEST_IN) $(or $(ENGINES),dev sglang vllm)
 
 npu: ## Test the Ascend plugin on an emulated device: its tests, and a sample of the contract. SAMPLE=0 for every item.

@@ -19,6 +19,7 @@ from .state_inputs import mamba2_inputs
 from .state_kernels import gated_delta_inputs
 from .state_memory import active_states
 from .state_shapes import ARCHITECTURES, Family
+from .versions import SUPPORTED
 
 logger = logging.getLogger(__package__)
 
@@ -35,6 +36,8 @@ class LinearBackend(Mamba2AttnBackend):  # type: ignore[misc]  # sglang has no t
         AttentionBackend.__init__(self)
         assert attention.states is not None, "the model has recurrent layers"
         self._states = attention.states
+        # Before 0.5.22 SGLang's Kimi model applies the sigmoid to the write strength of prompts itself.
+        self._raw_prompts = not SUPPORTED.installed_before("0.5.22")
         self.req_to_token_pool, self.token_to_kv_pool = attention.req_to_token_pool, attention.token_to_kv_pool
 
     @property
@@ -70,8 +73,8 @@ class LinearBackend(Mamba2AttnBackend):  # type: ignore[misc]  # sglang has no t
         rows, raw_beta = len(mixed_qkv), True
         if self._states.served.family is Family.KDA:
             a = a.reshape(rows, layer.num_v_heads, layer.head_k_dim)
-            # SGLang's Kimi model applies the sigmoid itself for prompts.
-            raw_beta = forward_batch.forward_mode.is_decode() or forward_batch.forward_mode.is_target_verify()
+            mode = forward_batch.forward_mode
+            raw_beta = self._raw_prompts or mode.is_decode() or mode.is_target_verify()
         inputs = partial(gated_delta_inputs, layer, raw_beta=raw_beta)
         gates = a, b.reshape(rows, layer.num_v_heads)
         return self._states.run(layer.layer_id, mixed_qkv, layer.conv_weights, layer.bias, gates, inputs)[None]

@@ -23,6 +23,8 @@ from .phases import live_requests
 from .state_inputs import Inputs
 from .state_shapes import ServedStates
 
+CHECKPOINTED = ("extra_buffer", "extra_buffer_lazy")
+"""Strategies of SGLang's prefix cache that keep checkpoints of recurrent states."""
 GateInputs = Callable[..., Inputs]
 """Computes the inputs of the recurrence from convolved channels and gate rows."""
 
@@ -60,8 +62,8 @@ class StateLayers:
         self.served, self._facts, self._modes = served, facts, modes
         self._requests = runner.req_to_token_pool
         self.interval = self._chunk = 0
-        if runner.server_args.enable_mamba_extra_buffer():
-            self.interval, self._chunk = arguments.mamba_track_interval, runner.server_args.mamba_cache_chunk_size
+        if not arguments.disable_radix_cache and arguments.mamba_radix_cache_strategy in CHECKPOINTED:
+            self.interval, self._chunk = arguments.mamba_track_interval, _chunk_size(runner)
         self._last_layer = max(self._requests.mamba_map.values())
         self._pieces: list[Piece] = []
 
@@ -250,3 +252,16 @@ class StateLayers:
             self._copy_saves(saves, live)
             targets = self._saves[: batch.padded_reqs]
         self._backend.commit(self.pool, batch, VerifyResult(paths, counts, paths), targets)
+
+
+def _chunk_size(runner: Any) -> int:
+    """Return the tokens of a chunk of SGLang's prompt kernels: a checkpoint of a prompt lies at a multiple of them.
+
+    Up to SGLang 0.5.19 the server arguments have this number, later a module has it.
+    """
+    found = getattr(runner.server_args, "mamba_cache_chunk_size", None)
+    if found is None:
+        from sglang.srt.arg_groups.overrides import mamba_cache_chunk_size
+
+        found = mamba_cache_chunk_size(runner.server_args)
+    return int(found)

@@ -70,7 +70,7 @@ def records_gib(served: ServedStates, configurator: Any, arguments: Any, rest_gi
         served, configurator, arguments, len(params.layers), 1
     )
     slots = configurator._calculate_mamba_ratio()
-    ratio, requests = arguments.mamba_full_memory_ratio, arguments.max_running_requests
+    ratio, requests = _memory_ratio(arguments), arguments.max_running_requests
     if arguments.disable_radix_cache and requests is not None:
         fit = requests
     elif arguments.max_mamba_cache_size is not None:
@@ -80,6 +80,16 @@ def records_gib(served: ServedStates, configurator: Any, arguments: Any, rest_gi
         fit = int(budget / (params.mamba_cache_per_req * slots + per_request))
     requests = max(1, fit if requests is None else min(requests, fit))
     return _bytes(served, configurator, arguments, len(params.layers), requests) / GIB
+
+
+def _memory_ratio(arguments: Any) -> float:
+    """Return `mamba_full_memory_ratio`. In SGLang 0.5.23 the arguments have None for the default."""
+    found = arguments.mamba_full_memory_ratio
+    if found is None:
+        from sglang.srt.runtime_context import get_schedule
+
+        found = get_schedule().mamba_full_memory_ratio
+    return float(found)
 
 
 def _bytes(served: ServedStates, configurator: Any, arguments: Any, layers: int, requests: int) -> int:

@@ -17,8 +17,8 @@ from .facts import uses_draftmark
 from .options import Options
 from .versions import SUPPORTED
 
-BELOW = "0.5.18"
-"""First release in which SGLang's own backends run the recurrent layers, because draftmark's never ran there."""
+RELEASES = ("0.5.17", "0.5.23")
+"""Releases in which draftmark's backends ran recurrent layers. In the others SGLang's own run them."""
 SGLANG = "sglang"
 """Value of DRAFTMARK_STATE_BACKEND that leaves recurrent layers to SGLang."""
 
@@ -68,7 +68,7 @@ def served_states(model_config: Any, arguments: Any) -> ServedStates | None:
         arguments: server arguments with SGLang's own defaults filled in.
     """
     family = ARCHITECTURES.get((model_config.hf_config.architectures or [""])[0])
-    if family is None or not uses_draftmark(arguments) or not SUPPORTED.installed_before(BELOW):
+    if family is None or not uses_draftmark(arguments) or SUPPORTED.installed()[1] not in RELEASES:
         return None
     shape = _shape(family, model_config)
     loaded = None if shape is None else _backend(Options.read(), arguments.device, family, shape.recurrence)

@@ -5,6 +5,7 @@ SGLang itself has no kernels for recurrent layers on a CPU, so transformers is t
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -88,5 +89,9 @@ def allow_prefix_caches() -> None:
 
     new_tensor = torch.tensor
     ServerArgs._validate_mamba_extra_buffer = lambda *_: None
+    with contextlib.suppress(ImportError):  # since SGLang 0.5.20 a function of another module checks this
+        from sglang.srt.arg_groups import mamba_hook
+
+        mamba_hook._platform_supports_mamba_cache_extra_buffer = lambda: True
     torch.Tensor.pin_memory = lambda self, *_: self
     torch.tensor = lambda *values, pin_memory=False, **named: new_tensor(*values, **named)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +202,9 @@ def _as_replayed() -> None:
             return prepare(self, forward, in_capture)
         count, rows = forward.batch_size, len(forward.input_ids)
         kept = SimpleNamespace(encoder_lens=None, **{name: getattr(forward, name, None) for name in REPLAYED})
-        view = made(forward, kept, count, count, rows, 1, forward.forward_mode, False)
+        given = dict(forward_batch=forward, buffers=kept, bs=count, raw_bs=count, num_tokens=rows, seq_len_fill_value=1)
+        given |= dict(capture_forward_mode=forward.forward_mode, is_encoder_decoder=False, global_num_tokens_cpu=None)
+        view = made(**{name: given[name] for name in signature(made).parameters})
         return prepare(self, view, in_capture)
 
     DraftmarkBackend.init_forward_metadata_out_graph = prepare_replay
