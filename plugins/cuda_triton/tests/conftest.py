@@ -18,7 +18,7 @@ from draftmark_cuda_triton import kernel_variants, kv_write, prefill, prefill_fp
 from draftmark_cuda_triton.compiled import folder, loading, prepare
 from draftmark_cuda_triton.heuristics import upcast
 from draftmark_cuda_triton.kernel_variants import kernels
-from draftmark_cuda_triton.launch import launcher, relaunch, tma
+from draftmark_cuda_triton.launch import launcher, prepared, relaunch, tma
 from plugins.cuda_triton.tests.fake_gpu import FakeDriver, functions_of
 from plugins.cuda_triton.tests.layers import Layers, make_calls
 from plugins.cuda_triton.tests.stores import quick_calls
@@ -156,7 +156,7 @@ def decode_calls(make_layers):
 
 @pytest.fixture
 def without_relaunch(monkeypatch) -> Callable[[], AbstractContextManager[None]]:
-    """Context manager in which every launch is a new Triton launch, without the relaunch cache."""
+    """Context manager in which every launch is a new Triton launch: no relaunch cache, no prepared launches."""
 
     @contextmanager
     def block() -> Iterator[None]:
@@ -164,6 +164,8 @@ def without_relaunch(monkeypatch) -> Callable[[], AbstractContextManager[None]]:
             inside.setattr(
                 relaunch.RelaunchCache, "__call__", lambda _, layout, tensors, launch, *args: launch(*args, *tensors)
             )
+            for name in ("again", "_prepare"):
+                inside.setattr(prepared.PreparedKernel, name, lambda *_: False)
             yield
 
     return block

@@ -98,10 +98,18 @@ class ForwardSteps:
 
 @pytest.fixture
 def driver_launches(monkeypatch):
-    """Counter of the launches that the test makes through the CUDA driver."""
+    """Counters of the launches that the test makes through the CUDA driver: recorded ones, and prepared ones."""
+    from draftmark_cuda_triton.launch.prepared import PreparedKernel
     from draftmark_cuda_triton.launch.relaunch import DriverLaunch
 
-    counted, launch = SimpleNamespace(count=0), DriverLaunch.__call__
+    counted, launch, again = SimpleNamespace(count=0, prepared=0), DriverLaunch.__call__, PreparedKernel.again
+
+    def prepared(self, grid, args):
+        launched = again(self, grid, args)
+        counted.prepared += launched
+        return launched
+
+    monkeypatch.setattr(PreparedKernel, "again", prepared)
 
     def called(self, addresses, stream):
         counted.count += 1
@@ -121,6 +129,8 @@ def test_outputs_and_caches_match_triton_launches(driver_launches, without_relau
     found = [(step.run(*one), step.cache_bytes()) for one in calls]
     least = LAYERS * len(batches) * 2
     assert driver_launches.count >= least
+    # The first launch of each kernel, which prepares the others, is Triton's.
+    assert driver_launches.prepared >= (len(calls) - 3) * (step.mode is Mode.EXTEND)
     for cache, before in zip([one for c in step.caches for one in (c.k, c.v)], first, strict=True):
         cache.view(torch.uint8).copy_(before)
     for one, (outs, written) in zip(calls, found, strict=True):

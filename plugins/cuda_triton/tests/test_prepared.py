@@ -36,12 +36,11 @@ def batches_of(layers, count):
 
 
 @pytest.mark.parametrize("page", [1, 16])
-def test_driver_receives_what_triton_passes(library, make_layers, monkeypatch, page):
+def test_driver_receives_what_triton_passes(library, make_layers, without_relaunch, page):
     """Prepared metadata launches pass the parameters of new launches, for batches of any size, with splits or not."""
     prefill = make_layers(Mode.EXTEND, page).attention
     for number, batch in enumerate(batches_of(make_layers(Mode.EXTEND, page), 30)):
-        with monkeypatch.context() as patch:
-            patch.setattr(prefill, "_launch_metadata", None)
+        with without_relaunch():
             wanted = triton_calls(library.gpu, prefill.write_metadata, batch)
         launched, started = triton_calls(library.gpu, prefill.write_metadata, batch), driver_calls(library)
         assert len(wanted) == 1 and (launched, started) == (([], wanted) if number else (wanted, []))
