@@ -70,7 +70,7 @@ release: dev-environment ## Build wheels, sdists, SBOMs, notes; try each wheel; 
 	cd build && demo/bin/draftmark generate --speculate ngram --topk 2 --num-draft-tokens 8 \
 	    --prompts ../examples/prompts/demo.txt --max-new-tokens 64 --check
 
-release-check: dev-environment ## Fail unless every recorded verdict is of today's code.
+release-check: dev-environment ## Fail unless each backend has a verdict of today's code.
 	$(STALENESS) --strict $(RECORDS)
 	$(BIN)/python -m pytest -q tests/test_verdicts.py
 

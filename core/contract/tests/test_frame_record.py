@@ -92,6 +92,15 @@ def test_unverifiable_commit_makes_a_record_stale(short: dict[str, Any]) -> None
     assert "no history here shows that commit 0123abc contains the recorded code" in stale(claimed, backend(), HERE)
 
 
+def test_strict_needs_one_current_record_of_each_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older record of another device is allowed, but a backend without a current record is an error."""
+    for name, backend_name in (("a-new", "a"), ("a-old", "a"), ("b-old", "b")):
+        (tmp_path / name).write_text(json.dumps({"backend": backend_name}))
+    monkeypatch.setattr(staleness, "standing", lambda path: ["old"] if path.name.endswith("old") else [])
+    files = [str(tmp_path / name) for name in ("a-new", "a-old", "b-old")]
+    assert [main([*some, "--strict"]) for some in (files[:1], files[:2], files[1:2], files)] == [0, 0, 1, 1]
+
+
 def test_stale_record_fails_only_with_strict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The command prints one line for each stale record, and returns an error only with --strict."""
     path = tmp_path / "contract-x.json"
