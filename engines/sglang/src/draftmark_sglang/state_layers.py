@@ -257,11 +257,11 @@ class StateLayers:
 def _chunk_size(runner: Any) -> int:
     """Return the tokens of a chunk of SGLang's prompt kernels: a checkpoint of a prompt lies at a multiple of them.
 
-    Up to SGLang 0.5.19 the server arguments have this number, later a module has it.
+    Up to SGLang 0.5.18 the server arguments have this number; later a function computes it.
     """
     found = getattr(runner.server_args, "mamba_cache_chunk_size", None)
     if found is None:
-        from sglang.srt.arg_groups.overrides import mamba_cache_chunk_size
+        from sglang.srt.arg_groups import overrides
 
-        found = mamba_cache_chunk_size(runner.server_args)
+        found = overrides.mamba_cache_chunk_size(runner.server_args)
     return int(found)
