@@ -1,14 +1,15 @@
 """Element-wise parts of a decoder layer between its matrix products: rotary positions and SwiGLU.
 
 On CUDA, Inductor compiles each into one kernel. torch's operators take four and two kernels, and each passes over all
-rows. The kernels are compiled when a model is wrapped, for one row and for any number of rows. So no forward waits for
-a compiler.
+rows. For one row, `row_kernels` computes both in the kernels of the products. The kernels are compiled when a model is
+wrapped, for one row and for any number of rows. So no forward waits for a compiler.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional as F
@@ -45,18 +46,38 @@ def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     return F.silu(gate) * up
 
 
+class Rotary(NamedTuple):
+    """Rotary positions of the leading heads of a product.
+
+    Attributes:
+        cos, sin: ``[head_dim]`` or a view with as many elements, contiguous, as `rotated` reads them.
+        heads: heads that are rotated; later heads are not.
+    """
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    heads: int
+
+
 @dataclass(frozen=True)
 class Elementwise:
-    """Holds the implementations of `rotated` and `swiglu` that one model runs: compiled kernels or torch operators."""
+    """Holds the implementations that one model runs: compiled kernels or torch operators.
+
+    Attributes:
+        rotated, swiglu: functions of this module, or their compiled forms.
+        row_product: `row_kernels.row_product`, for forwards with one row; None without Triton.
+    """
 
     rotated: Rotation = rotated
     swiglu: Activation = swiglu
+    row_product: Callable[..., torch.Tensor] | None = None
 
 
 def elementwise(like: torch.Tensor, num_q: int, num_k: int, head_dim: int, intermediate: int) -> Elementwise:
-    """Return both functions for a model's shapes.
+    """Return the functions for a model's shapes.
 
-    On CUDA they are compiled and run once. Without CUDA or a compiler they are torch's operators.
+    On CUDA they are compiled and run once; `FusedDecoder` runs `row_product`. Without CUDA or a compiler they are
+    torch's operators.
 
     Args:
         like: a weight with the dtype and device of the computation.
@@ -64,8 +85,10 @@ def elementwise(like: torch.Tensor, num_q: int, num_k: int, head_dim: int, inter
     """
     if like.device.type != "cuda":
         return Elementwise()
-    made = Elementwise(torch.compile(rotated), torch.compile(swiglu))
     try:
+        from .row_kernels import row_product
+
+        made = Elementwise(torch.compile(rotated), torch.compile(swiglu), row_product)
         with torch.inference_mode():
             for rows in REHEARSED_ROWS:
                 angles = like.new_zeros(rows, 1, head_dim)

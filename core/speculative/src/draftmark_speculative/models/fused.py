@@ -1,4 +1,4 @@
-"""Llama-shaped decoder in 12 to 16 launches a layer, over the weights of the transformers model itself.
+"""Llama-shaped decoder in 6 to 16 launches a layer, over the weights of the transformers model itself.
 
 A forward with few rows is bound by launches; a captured graph pays one to two microseconds for each. transformers'
 modules make 40 launches a layer: eight for an RMSNorm, ten for rotary positions, one for every projection. Here:
@@ -6,6 +6,8 @@ modules make 40 launches a layer: eight for an RMSNorm, ten for rotary positions
 * A norm is one launch. Rotary positions are one launch, or four without a compiler (`elementwise`).
 * q, k and v are one matrix product. gate and up are another.
 * The products that compute a residual also add it.
+* For one row on CUDA, a product also computes the norm before it, and rotary positions or SwiGLU after it
+  (`row_kernels`).
 
 In half precision the last bit may differ from transformers' result. `probe` compares the logits of both paths before
 this path is used.
@@ -22,7 +24,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from .attention import LayerAttention, Run
-from .elementwise import Elementwise, elementwise
+from .elementwise import Elementwise, Rotary, elementwise
 
 FAMILIES = frozenset(("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"))
 """transformers' classes with these layers: RMSNorm, attention with full rotary positions, RMSNorm, SwiGLU."""
@@ -49,6 +51,8 @@ class FusedDecoder:
         one, inner = layers[0], hf.config.intermediate_size  # in these families all layers have the first layer's shape
         kernels = elementwise(hf.lm_head.weight, one.num_qo_heads, one.num_kv_heads, one.head_dim, inner)
         self._layers = [_Layer(block, layer, kernels) for block, layer in zip(hf.model.layers, layers, strict=True)]
+        if kernels.row_product is not None:
+            self._layers[0].rehearse()
 
     @torch.no_grad()
     def __call__(
@@ -98,12 +102,42 @@ class _Layer:
 
     def add_to(self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend) -> None:
         """Add the outputs of attention and MLP to ``hidden [rows, hidden_size]`` in place."""
+        if self._kernels.row_product is not None and len(hidden) == 1:
+            self._add_row(hidden, cos, sin, attend, self._kernels.row_product)
+            return
         num_q, num_kv = self.attention.num_qo_heads, self.attention.num_kv_heads
-        heads = self._qkv(_normed(self._norms[0], hidden)).view(len(hidden), -1, self.attention.head_dim)
+        qkv = self._qkv(_normed(self._norms[0], hidden))
+        heads = qkv.view(len(qkv), -1, self.attention.head_dim)
         q, k = self._kernels.rotated(heads, num_q, num_kv, cos, sin)
         _add_product(hidden, attend(q, k, heads[:, num_q + num_kv :]).flatten(1), self._o)
         gate_up = self._gate_up(_normed(self._norms[1], hidden))
         _add_product(hidden, self._kernels.swiglu(gate_up), self._down)
+
+    def rehearse(self) -> None:
+        """Run the layer on one row of zeros, so that its kernels are compiled before the first forward."""
+        weight = self._o.weight
+        angles = weight.new_zeros(1, 1, self.attention.head_dim)
+        with torch.no_grad():
+            self.add_to(weight.new_zeros(1, weight.shape[0]), angles, angles, lambda q, k, v: q)
+
+    def _add_row(
+        self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend,
+        product: Callable[..., torch.Tensor],
+    ) -> None:  # fmt: skip
+        """Do `add_to` for one row."""
+        (before, after), qkv, gate_up = self._norms, self._qkv, self._gate_up
+        num_q, num_kv = self.attention.num_qo_heads, self.attention.num_kv_heads
+        heads = product(
+            hidden, qkv.weight, hidden.new_empty(1, len(qkv.weight)), bias=qkv.bias,
+            norm=before.weight, eps=before.variance_epsilon, rotary=Rotary(cos, sin, num_q + num_kv),
+        ).view(1, -1, self.attention.head_dim)  # fmt: skip
+        q, k, v = heads[:, :num_q], heads[:, num_q : num_q + num_kv], heads[:, num_q + num_kv :]
+        product(attend(q, k, v).flatten(1), self._o.weight, hidden, bias=self._o.bias, add=True)
+        inner = product(
+            hidden, gate_up.weight, hidden.new_empty(1, len(gate_up.weight) // 2), bias=gate_up.bias,
+            norm=after.weight, eps=after.variance_epsilon, gated=True,
+        )  # fmt: skip
+        product(inner, self._down.weight, hidden, bias=self._down.bias, add=True)
 
 
 def _normed(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
@@ -140,15 +174,18 @@ class Packed:
 
     Args:
         linears: all with a bias, or all without.
+
+    Attributes:
+        weight, bias: the packed tensors; bias is None without biases.
     """
 
     def __init__(self, *linears: nn.Linear) -> None:
-        self._weight = _pack(linears, "weight")
-        self._bias = _pack(linears, "bias") if linears[0].bias is not None else None
+        self.weight = _pack(linears, "weight")
+        self.bias = _pack(linears, "bias") if linears[0].bias is not None else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return the concatenated outputs: ``[…, in]`` → ``[…, sum of the layers' out]``."""
-        return F.linear(x, self._weight, self._bias)
+        return F.linear(x, self.weight, self.bias)
 
 
 def _pack(linears: Sequence[nn.Linear], name: str) -> torch.Tensor:
