@@ -50,7 +50,7 @@ class Rotary(NamedTuple):
     """Rotary positions of the leading heads of a product.
 
     Attributes:
-        cos, sin: ``[head_dim]`` or a view with as many elements, contiguous, as `rotated` reads them.
+        cos, sin: ``[head_dim]``, or ``[1, 1, head_dim]`` as `rotated` reads them, contiguous.
         heads: heads that are rotated; later heads are not.
     """
 
