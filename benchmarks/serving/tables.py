@@ -3,8 +3,9 @@
     python -m benchmarks.serving.tables                    # write the tables of all records that exist
     python -m benchmarks.serving.tables --print RECORD.json
 
-A line has one server. Its columns are of the first workload of the record: the first pass ("cold") and the second
-("again").
+A line has one server. Its columns are of the first workload of its run: the first pass ("cold") and the second
+("again"). A record can have `other_runs` of its engine and device, each with its commit, workloads, starts and rows.
+They give the lines of servers that the record's own run did not have.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,30 +34,50 @@ TITLES = (
 LEFT = 2
 """Number of columns of words; the others are numbers."""
 
+SERVER = ("backend", "drafter", "page_size", "tree", "prefix_cache")
+"""Fields of a row that name its server, besides the mode of the monitor."""
+
 Row = dict[str, Any]
 
 
 def summary(record: Row) -> str:
     """Return the table of a record, its origin, and the servers that ended early or did not run."""
     lines = [_line(TITLES), f"|{'---|' * LEFT}{'---:|' * (len(TITLES) - LEFT)}"]
-    workload = record["workloads"][0]["name"]
-    own = [row for row in record["rows"] if row["workload"] == workload]
-    # A server that the monitor may end has a line only if no other server has its configuration.
-    rows = [row for row in own if "monitor_mode" not in row or not _one(own, _unmonitored(row), row["pass"])]
-    cold = [row for row in rows if row["pass"] == "cold" and "tokens_per_s" in row]
-    for row in sorted(cold, key=lambda one: (list(DRAFTERS).index(one["drafter"]), _is_ours(record, one))):
-        lines.append(_line(_cells(record, row, _one(rows, row, "again"))))
+    found: dict[tuple[Any, ...], tuple[Row, str]] = {}
+    for run in _runs(record):
+        for row, line in _servers(record, run):
+            found.setdefault(tuple(str(row.get(name)) for name in SERVER), (row, line))
+    rank = list(DRAFTERS).index
+    lines += [
+        line
+        for row, line in sorted(found.values(), key=lambda one: (rank(one[0]["drafter"]), _is_ours(record, one[0])))
+    ]
     parts = ["\n".join(lines), _explained(record), _capacities(record), origin(record), *_ended(record)]
     return "\n\n".join(filter(None, parts))
 
 
-def _cells(record: Row, cold: Row, again: Row) -> list[str]:
-    comparable = (one for one in record["starts"] if _same(one, cold) and (one["alone"] or one.get("paired")))
+def _runs(record: Row) -> list[Row]:
+    return [record, *record.get("other_runs", ())]
+
+
+def _servers(record: Row, run: Row) -> Iterator[tuple[Row, str]]:
+    """Yield the cold row and the line of each server of a run."""
+    workload = run["workloads"][0]["name"]
+    own = [row for row in run["rows"] if row["workload"] == workload]
+    # A server that the monitor may end has a line only if no other server has its configuration.
+    rows = [row for row in own if "monitor_mode" not in row or not _one(own, _unmonitored(row), row["pass"])]
+    for row in rows:
+        if row["pass"] == "cold" and "tokens_per_s" in row:
+            yield row, _line(_cells(run, row, _one(rows, row, "again"), _is_ours(record, row)))
+
+
+def _cells(run: Row, cold: Row, again: Row, is_ours: bool) -> list[str]:
+    comparable = (one for one in run["starts"] if _same(one, cold) and (one["alone"] or one.get("paired")))
     starts = {one["start"]: one["seconds"] for one in comparable}
     name = cold["backend"].removeprefix(OURS["vllm"])
     return [
         _drafts(cold),
-        f"`{name}`" if _is_ours(record, cold) else name,
+        f"`{name}`" if is_ours else name,
         _number(starts.get("first")),
         _number(starts.get("second")),
         _number(cold["tokens_per_s"]),
@@ -81,7 +102,11 @@ def _explained(record: Row) -> str:
         f"{one['requests']} requests, {1000 * one['gap_s']:.0f} ms apart on average, of {least:,} to {most:,} prompt "
         f"tokens and {few} to {many} new ones. *Cold* is the first pass, with empty caches, *again* the second. "
         "Latencies (first token p50/p99, between tokens p50/p99/worst) and compiled Triton kernels are of cold passes."
-        + (" Servers with start times started together." if any(one.get("paired") for one in record["starts"]) else "")
+        + (
+            " Servers with start times started together."
+            if any(one.get("paired") for run in _runs(record) for one in run["starts"])
+            else ""
+        )
     )
 
 
@@ -98,7 +123,8 @@ def _capacities(record: Row) -> str:
 
 def _ended(record: Row) -> list[str]:
     """Return a list of what the monitor of compilations, other failures and missing time ended, and the notes."""
-    strict = Counter(_named(row) for row in record["rows"] if row.get("monitor_mode") == "error" and not row["failed"])
+    rows = [row for run in _runs(record) for row in run["rows"]]
+    strict = Counter(_named(row) for row in rows if row.get("monitor_mode") == "error" and not row["failed"])
     found = [f"* {name}: no compilation in {count} passes." for name, count in strict.items()]
     found += [f"* {_named(row)}, {row['what']}: {row['why']}" for row in record["failed"]]
     for why in dict.fromkeys(row["why"] for row in record["not_run"]):
@@ -118,8 +144,7 @@ def _is_ours(record: Row, row: Row) -> bool:
 
 
 def _same(one: Row, other: Row) -> bool:
-    names = ("backend", "drafter", "page_size", "tree", "prefix_cache", "monitor_mode")
-    return all(one.get(name) == other.get(name) for name in names)
+    return all(one.get(name) == other.get(name) for name in (*SERVER, "monitor_mode"))
 
 
 def _one(rows: Iterable[Row], like: Row, which: str) -> Row:
@@ -141,7 +166,7 @@ def _number(value: float | None) -> str:
 
 
 def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    return f"|{'|'.join(cells)}|"
 
 
 def main() -> None:

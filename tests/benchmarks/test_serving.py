@@ -260,8 +260,8 @@ def test_table_of_a_record() -> None:
     """A line has both starts, cold and later passes, and the compilations; starts in a group are left out."""
     lines = tables.summary(a_record()).splitlines()
     assert lines[2:4] == [
-        "| n-gram | FLASH_ATTN | 41.2 | – | 1,234 | – | 12.0/12.0 | 12.0/12.0/12.0 | – | 0 |",
-        "| n-gram | `cuda_triton` | – | – | 1,234 | 1,234 | 12.0/12.0 | 12.0/12.0/12.0 | 100.0 | 3 (7.2 s) |",
+        "|n-gram|FLASH_ATTN|41.2|–|1,234|–|12.0/12.0|12.0/12.0/12.0|–|0|",
+        "|n-gram|`cuda_triton`|–|–|1,234|1,234|12.0/12.0|12.0/12.0/12.0|100.0|3 (7.2 s)|",
     ]
     assert "*H200 · vLLM 0.26.0 · commit 01234567*" in lines
     assert lines[-3:] == [
@@ -277,8 +277,22 @@ def test_starts_of_a_pair_are_in_the_table() -> None:
     for number, start in enumerate(record["starts"]):
         start |= {"alone": False, "paired": True, "seconds": 50.0 + number}
     text = tables.summary(record)
-    assert "| FLASH_ATTN | 50.0 |" in text and "| `cuda_triton` | 51.0 |" in text
+    assert "|FLASH_ATTN|50.0|" in text and "|`cuda_triton`|51.0|" in text
     assert "Servers with start times started together." in text
+
+
+def test_other_runs_give_the_servers_that_a_record_lacks() -> None:
+    """A server of another run has a line if the record's own run lacks it; monitored passes count in every run."""
+    record, other = a_record(), a_record()
+    other["workloads"] = [{**other["workloads"][0], "name": "b"}]
+    for row in other["rows"]:
+        row |= {"workload": "b", "tokens_per_s": 77.0}
+    more = [{**row, "drafter": "none"} for row in other["rows"] if row["backend"] == "FLASH_ATTN"]
+    record["other_runs"] = [{**other, "rows": [*other["rows"], *more]}]
+    lines = tables.summary(record).splitlines()
+    assert lines[2:4] == tables.summary(a_record()).splitlines()[2:4]
+    assert lines[4] == "|none|FLASH_ATTN|–|–|77.0|–|12.0/12.0|12.0/12.0/12.0|–|0|" and not lines[5]
+    assert "* CUSTOM:cuda_triton, n-gram, `--jit-monitor-mode error`: no compilation in 2 passes." in lines
 
 
 def test_table_stands_between_the_marks_of_each_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
