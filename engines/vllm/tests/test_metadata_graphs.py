@@ -17,7 +17,7 @@ from draftmark_vllm.batch_runs import BatchRun, split_decodes_prefills
 from draftmark_vllm.bound_backends import BoundBackends
 from draftmark_vllm.metadata_graphs import MetadataGraphs
 from draftmark_vllm.pages import kv_cache
-from draftmark_vllm.step import Step, StepBuffers
+from draftmark_vllm.step import Step, StepBuffers, check_batch
 from engines.vllm.tests.handmade import MAX_REQS, MAX_TOKENS, Problem, Request, StepData, bound_backends, random_problem
 
 ROWS = 3
@@ -152,6 +152,7 @@ def test_replay_computes_prefixes_of_prompts(engine: Engine, seed: int) -> None:
         engine.graphs.fill(batch, made.step, run)
     wanted = [one.prefix for one in made.problem.requests[run.first_req :]]
     assert batch.prefix_lens.tolist() == wanted and head.first_req == 0
+    check_batch(batch, ours.any.extend, made.step.slots[:0])
     other = replace(made.step, seq_lens=made.step.seq_lens + 1)
     engine.graphs.fill(batch, other, run)
     assert batch.prefix_lens.tolist() == [one + 1 for one in wanted]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from operator import sub
 
@@ -58,8 +58,10 @@ class StepBuffers:
     def __init__(self, max_reqs: int, max_rows: int, device: torch.device, table_columns: int = 0) -> None:
         prefix_lens = torch.zeros(max_reqs, dtype=torch.int32, device=device)
         # Views are cached by (first, count): many steps need equal views, and a look-up is cheaper than a new view.
-        self._prefix_lens = lru_cache(CACHE_SIZE)(partial(part, prefix_lens))
-        self._positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        self._prefix_lens, self._positions = (
+            lru_cache(CACHE_SIZE)(partial(part, one)) for one in (prefix_lens, positions)
+        )
         self._query_start = torch.zeros(max_reqs + 1, dtype=torch.int32, device=device)
         self._counts = torch.arange(max_reqs + 1, dtype=torch.int32, device=device)
         self._table = torch.zeros(max_reqs, table_columns, dtype=torch.int32, device=device)
@@ -81,10 +83,10 @@ class StepBuffers:
             q_indptr=self._indptr(step, run),
             page_table=self._page_table(step, run),
             tail=CAUSAL if step.causal else BLOCK,
-            # Zeros of the largest step: vLLM applies rotary embedding itself. Its positions are not used, because only
-            # runner V1 passes them, and in a draft model's first step they are the target's. For windows a backend adds
-            # depth to prefix length.
-            positions=self._positions,
+            # Zeros: vLLM applies rotary embedding itself. Its positions are not used, because only runner V1 passes
+            # them, and in a draft model's first step they are the target's. For windows a backend adds depth to prefix
+            # length.
+            positions=self._positions(0, rows),
             host=_host(step, run, geometry),
             num_reqs=run.num_reqs,
             q_lens=run.q_lens,
@@ -195,7 +197,7 @@ def check_batch(batch: ForwardBatch, geometry: Geometry, slots: torch.Tensor) ->
         BatchError: a tensor contradicts the geometry.
         EngineError: vLLM's slot of a live row differs from the derived slot.
     """
-    validate(replace(batch, positions=batch.positions[: batch.num_rows]), geometry)
+    validate(batch, geometry)
     starts, prefixes = batch.q_indptr.tolist(), batch.prefix_lens.tolist()
     for request in range(batch.num_reqs):
         first, rows = starts[request], starts[request + 1] - starts[request]
