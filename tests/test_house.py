@@ -35,7 +35,8 @@ def test_no_function_of_a_wheel_rebinds_a_module_variable() -> None:
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for folder in distributions()
         for path in (ROOT / folder / "src").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        if "global " in (text := path.read_text())  # Parsing every file takes seconds.
+        for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Global)
     ]
     assert found == []
@@ -66,10 +67,8 @@ def test_verdict_is_at_most_ten_files_from_a_name() -> None:
     assert {"cli/contract.py", "runner/worker.py", "runner/verdict.py"} <= set(files) and len(files) <= 10, files
 
 
-def test_host_functions_have_at_most_twenty_parameters(tmp_path: Path) -> None:
-    """Only kernels have more parameters; a function with 21 is found, and a kernel is not."""
-    sources = [path for folder in distributions() for path in (ROOT / folder / "src").rglob("*.py")]
-    assert not [path for path in sources if wide(path)]
+def test_wide_function_is_found(tmp_path: Path) -> None:
+    """A function with 21 parameters is counted, and a kernel is not. Ruff refuses such functions (PLR0913)."""
     many = ", ".join(f"a{n}" for n in range(21))
     file = tmp_path / "wide.py"
     file.write_text(f"def host({many}): ...\n\n@triton.jit\ndef kernel({many}): ...\n")
