@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 pytest.importorskip("triton")
 
-from draftmark_speculative.models.elementwise import Rotary, rotated
+from draftmark_speculative.models.elementwise import rotated
+from draftmark_speculative.models.rotary import Rotary
 from draftmark_speculative.models.row_kernels import Tile, row_product
 
 SHAPES = ((64, 24), (100, 10))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch.nn import functional as F
@@ -44,19 +43,6 @@ def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     """Return silu(gate) · up: ``[rows, 2 · n]``, gates first → ``[rows, n]``, contiguous."""
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate) * up
-
-
-class Rotary(NamedTuple):
-    """Rotary positions of the leading heads of a product.
-
-    Attributes:
-        cos, sin: ``[head_dim]``, or ``[1, 1, head_dim]`` as `rotated` reads them, contiguous.
-        heads: heads that are rotated; later heads are not.
-    """
-
-    cos: torch.Tensor
-    sin: torch.Tensor
-    heads: int
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from .attention import LayerAttention, Run
-from .elementwise import Elementwise, Rotary, elementwise
+from .elementwise import Elementwise, elementwise
+from .rotary import Rotary
 
 FAMILIES = frozenset(("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"))
 """transformers' classes with these layers: RMSNorm, attention with full rotary positions, RMSNorm, SwiGLU."""

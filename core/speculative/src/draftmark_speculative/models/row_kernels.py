@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .elementwise import Rotary
+from .rotary import Rotary
 
 
 @triton.jit
