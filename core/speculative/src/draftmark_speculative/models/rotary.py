@@ -1,4 +1,4 @@
-"""Argument of a product of one row whose leading heads are rotated."""
+"""Rotary positions that a kernel applies to the product of one row."""
 
 from __future__ import annotations
 
