@@ -137,7 +137,10 @@ class StepBuffers:
             if key not in self._uniform:
                 self._uniform[key] = self._counts[: run.padded_reqs + 1] * run.q_lens[0]
             return self._uniform[key]
-        starts = part(step.query_start, run.first_req, run.padded_reqs + 1)
+        reqs = run.padded_reqs
+        if not run.first_req and reqs + 1 == len(step.query_start_host):
+            return step.query_start
+        starts = step.query_start[run.first_req : run.first_req + reqs + 1]
         if not run.first_row:
             return starts
         return torch.sub(starts, run.first_row, out=self._query_start[: len(starts)])

@@ -74,6 +74,7 @@ class Prefill:
         self._paged_shape = self._shape if page_size is None else replace(self._shape, page_size=page_size)
         self._relaunch, self._layer_facts = RelaunchCache(PER_CALL, DESCRIPTOR_ALIASES), layer_facts(geometry)
         self._launch_metadata = PreparedKernel()
+        self._room = row_tiles.shape[0] - common.SCHEDULE_HEADER_ROWS
         self._config = sizing.prefill_config(geometry)
         self._buffers = None if geometry.limits.batch_invariant else buffers
         self._configs = self._unsplit_configs()
@@ -91,11 +92,10 @@ class Prefill:
         plan = self._plan_of(batch)
         count = common.max_row_tiles(plan.config, self._shape.group, batch.num_rows, batch.padded_reqs)
         slots, tiles = self._slots, self._row_tiles
-        room = tiles.shape[0] - common.SCHEDULE_HEADER_ROWS
-        if count > room:
+        if count > self._room:
             raise BatchError(
                 f"EXTEND has {batch.num_rows} rows of {batch.padded_reqs} requests, which need up to {count} row "
-                f"tiles, but {room} are allocated; raise max_num_reqs or max_extend_tokens"
+                f"tiles, but {self._room} are allocated; raise max_num_reqs or max_extend_tokens"
             )
         split = plan.split
         work, num_splits, num_ctas = (
