@@ -62,7 +62,7 @@ def llama(profiles: dict[str, tuple[float, ...]], device: str, tiny: bool) -> Su
     )  # fmt: skip
     torch.manual_seed(0)
     with torch.device(device), torch.inference_mode():
-        model = wrap_model(AutoModelForCausalLM.from_config(config, dtype=dtype), name=LLAMA)
+        drawn = AutoModelForCausalLM.from_config(config, dtype=dtype)
         layers = sizes["num_hidden_layers"]
         head = DraftHead(
             HeadConfig(
@@ -72,6 +72,9 @@ def llama(profiles: dict[str, tuple[float, ...]], device: str, tiny: bool) -> Su
             )
         ).to(dtype)  # fmt: skip
         head.output_norm.weight.fill_(PEAK)
+    # Outside of the context: compiled kernels of the model would be compiled again after it ends.
+    with torch.inference_mode():
+        model = wrap_model(drawn, name=LLAMA)
     return Subject(LLAMA, model, head, profiles)
 
 
