@@ -17,7 +17,7 @@ from vllm.v1.attention.backend import AttentionMetadataBuilder
 
 from draftmark import Mode, load
 from draftmark_engines import warn_missing_hook
-from draftmark_vllm.batch_runs import split_decodes_prefills
+from draftmark_vllm.batch_runs import block_run, split_decodes_prefills
 from draftmark_vllm.bound_backends import BoundBackends, arena_bytes
 from draftmark_vllm.builder import DraftmarkBuilder, StepMetadata, warn_missing_hooks
 from draftmark_vllm.pages import kv_cache
@@ -171,6 +171,26 @@ def test_draft_step_metadata_is_updated_on_the_device(seed: int) -> None:
     one.write_kv(made.k, made.v, cache, batch)
     one.attend(made.q, cache, batch, out)
     assert (out.double() - made.wanted).abs().max() < 2e-5
+
+
+def test_block_metadata_is_updated_on_the_device() -> None:
+    """A block drafter's graph updates its metadata too (vLLM 0.33): prefixes are vLLM's lengths without the block."""
+    blocks = tuple(replace(one, rows=5) for one in DECODES)
+    made = StepData(replace(random_problem(0, page_size=16), requests=blocks, verify_rows=5, padding=1, surplus=0))
+    step, seen = replace(made.step, causal=False), []
+    run = block_run((0, 5, 10, 15, 15), 20, 5)
+    assert run is not None
+    geometry = bound_backends(made.problem).geometry(Mode.VERIFY)
+    batch = StepBuffers(MAX_REQS, MAX_TOKENS, torch.device("cpu")).forward(step, run, geometry)
+    batch = replace(batch, page_table=batch.page_table.clone())  # as for a backend that reads a copy
+    parts = ((0, batch, {made.problem.shape: SimpleNamespace(write_metadata=seen.append)}),)
+    metadata = StepMetadata(parts, step.seq_lens, step.causal, step.page_table)
+    step.page_table.add_(1)
+    step.seq_lens.copy_(torch.tensor([one.prefix + 12 for one in blocks] + [0]))
+    DraftmarkBuilder.update_draft_decode_metadata(SimpleNamespace(), metadata)
+    assert batch.mode is Mode.DRAFT_BLOCK and seen == [batch]
+    assert batch.prefix_lens.tolist() == [one.prefix + 7 for one in blocks] + [0]
+    assert torch.equal(batch.page_table, step.page_table[:4])
 
 
 def test_arena_bytes_are_reserved_during_measurement() -> None:

@@ -30,11 +30,13 @@ class StepMetadata:
         parts: one entry for each run of the step: its first row, its batch, and its backends by the layer's shape.
         seq_lens: int32 ``[R]``, vLLM's own lengths, for a refresh inside a graph.
         causal: False in a block drafter's step. vLLM's DFlash reads it.
+        page_table: int32 ``[R, pages]``, vLLM's own, for a refresh inside a graph.
     """
 
     parts: tuple[Part, ...]
     seq_lens: torch.Tensor
     causal: bool = True
+    page_table: torch.Tensor | None = None
 
 
 class DraftmarkBuilder(PartsBuilder, AttentionMetadataBuilder[StepMetadata]):  # type: ignore[misc]
@@ -94,12 +96,12 @@ class DraftmarkBuilder(PartsBuilder, AttentionMetadataBuilder[StepMetadata]):  #
 
     def update_draft_decode_metadata(self, metadata: StepMetadata) -> None:
         """Recompute all metadata on the device from vLLM's lengths. vLLM captures this call with its draft steps."""
-        refresh_parts(metadata.parts, metadata.seq_lens)
+        refresh_parts(metadata.parts, metadata.seq_lens, metadata.page_table)
 
     def _build(self, cam: Any, capture: bool) -> StepMetadata:
         self._follow_layers()
         step = self._step(cam, capture)
-        return StepMetadata(self._parts(step, cam, capture), step.seq_lens, step.causal)
+        return StepMetadata(self._parts(step, cam, capture), step.seq_lens, step.causal, step.page_table)
 
 
 def warn_missing_hooks(base: type) -> None:

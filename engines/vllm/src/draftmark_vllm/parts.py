@@ -21,7 +21,7 @@ from .metadata_graphs import MetadataGraphs
 from .rejection_warmup import warm_up_rejection
 from .reservation import RESERVATION
 from .settings import Settings
-from .step import Step, StepBuffers, check_batch, part, refresh
+from .step import UNIFORM, Step, StepBuffers, check_batch, part, refresh
 from .trees.step_trees import current_trees
 from .trees.tails import TreeTails
 
@@ -175,14 +175,19 @@ class PartsBuilder:
         return {one.impl.shape(page_size, getattr(one, "dtype", model_dtype)) for one in layers}
 
 
-def refresh_parts(parts: tuple[Part, ...], seq_lens: torch.Tensor) -> None:
+def refresh_parts(parts: tuple[Part, ...], seq_lens: torch.Tensor, page_table: torch.Tensor | None = None) -> None:
     """Recompute the metadata of a draft step on the device from vLLM's lengths. Capturable.
 
     Args:
-        seq_lens: int32 ``[R]``, KV tokens of each request, including its row of this step.
+        seq_lens: int32 ``[R]``, KV tokens of each request, including its rows of this step: one row, or a block.
+        page_table: int32 ``[R, pages]``, vLLM's; copied for a backend that reads a copy. None leaves the copy as it is.
     """
     for first, batch, backends in parts:
-        assert batch.mode is Mode.DECODE and not first, "a draft step has one part, and its mode is DECODE"
+        assert batch.mode in UNIFORM and not first, "a draft step has one part, with equal rows for each request"
+        # A block drafter's graph replays without `build`, which would copy the table.
+        if page_table is not None and page_table.data_ptr() != batch.page_table.data_ptr():
+            theirs = part(page_table, 0, batch.padded_reqs)
+            batch.page_table[:, : theirs.shape[1]].copy_(theirs[:, : batch.page_table.shape[1]])
         refresh(batch, seq_lens[: batch.padded_reqs])
         for backend in backends.values():
             backend.write_metadata(batch)
