@@ -1,6 +1,6 @@
 """Fuzz of the Hopper kernels for latent rows: random batches on a GPU against float64.
 
-    python -m plugins.cuda_triton.tools.latent_fuzz [--batches 1000] [--seconds 60] [--seed 0] [--shapes 50]
+    python -m plugins.cuda_triton.tools.latent_fuzz [--batches 1000] [--seconds 60] [--seed 0] [--shapes 60]
         [--processes 1]
 
 Each batch has one of SHAPES, a random mode, tree, lengths, pages and number of SMs, so that splits are short and long.
@@ -34,7 +34,7 @@ MODES = (Mode.DECODE, Mode.VERIFY, Mode.RAGGED_VERIFY, Mode.DRAFT, Mode.DRAFT_BL
 NUM_SMS = (1, 2, 5, 16, 132)
 """Numbers of SMs that geometries declare. Few give long splits and the kernel with q in registers, many give short
 splits and the kernel with q in shared memory."""
-NUM_SHAPES = 52
+NUM_SHAPES = 60
 SCALE = 192**-0.5
 """Softmax scale of most shapes. With another one, q is drawn larger or smaller, so that scores are alike."""
 E4M3 = "float8_e4m3fn"
@@ -50,11 +50,16 @@ def shapes(count: int = NUM_SHAPES) -> list[AttentionShape]:
     found += [_shape(20, 128, 32, 16), _shape(40, 256, 32, 48), _shape(128, 512, 64, 64, "float16")]
     found += [_shape(12, 512, 64, 64, window_left=100), _shape(128, 512, 64, 16, sinks=True)]
     found += [_shape(16, 512, 64, 64, logits_soft_cap=3.0), _shape(32, 512, 64, 8, window_left=30)]
-    e4m3 = ((128, 512, 64, 64), (16, 512, 64, 16), (20, 256, 64, 48), (40, 128, 32, 64), (64, 512, 0, 8))
+    e4m3 = (
+        (128, 512, 64, 64), (16, 512, 64, 16), (20, 256, 64, 48), (40, 128, 32, 64), (64, 512, 0, 8), (20, 512, 64, 8),
+        (5, 512, 64, 24), (12, 256, 0, 16), (16, 512, 32, 64), (1, 512, 64, 128), (40, 256, 32, 48),
+    )  # fmt: skip
     found += [_shape(*one, kv_dtype=E4M3) for one in e4m3]
     found += [
         _shape(12, 512, 64, 64, kv_dtype=E4M3, window_left=100), _shape(96, 512, 64, 32, kv_dtype=E4M3, sinks=True),
         _shape(16, 512, 64, 64, "float16", kv_dtype=E4M3, logits_soft_cap=3.0),
+        _shape(32, 512, 64, 8, kv_dtype=E4M3, window_left=30),
+        _shape(16, 256, 64, 16, "float16", kv_dtype=E4M3, sinks=True, logits_soft_cap=3.0),
         # q beyond the range of float16
         _shape(128, 512, 64, 64, kv_dtype=E4M3, softmax_scale=SCALE * 2**-18),
         _shape(20, 256, 64, 16, kv_dtype=E4M3, softmax_scale=SCALE * 2**24),
@@ -103,7 +108,11 @@ def kernels(count: int = NUM_SHAPES) -> list[KernelSpec]:
     """Return the kernels of the first `count` shapes, with log-sum-exps, for causal, tree and block tails."""
     found: dict[KernelSpec, None] = {}
     # No kernel is compiled for a number of heads, except for one head. 20 heads have requests of one row tile and more.
+    # Over e4m3, 5 heads have the small row tiles.
     kinds = dict.fromkeys(replace(one, num_qo_heads=1 if one.num_qo_heads == 1 else 20) for one in shapes(count))
+    kinds |= dict.fromkeys(
+        replace(one, num_qo_heads=5) for one in kinds if one.kv_dtype == E4M3 if one.num_qo_heads > 1
+    )
     for shape, trees, sms in product(kinds, (False, True), (NUM_SMS[0], NUM_SMS[-1])):
         geometry = Geometry.create(
             shape, Limits(3, 2000, 16, row_budgets=(16,)), DraftShape(2, 2, 4, 4), DeviceProfile("cuda", 90, sms),

@@ -35,6 +35,8 @@ class Kernel(Enum):
     """Hopper; latent rows, with q in shared memory."""
     SM90_LATENT_RS = "kernels_sm90, latent, q in registers"
     """Hopper; two row tiles or more of latent rows, narrow values, or e4m3, which is upcast in shared memory."""
+    SM90_LATENT_SWAP_AB = "kernels_sm90, latent, operands swapped"
+    """Hopper; few packed rows over e4m3 latent rows, which are upcast in registers."""
 
     @property
     def is_sm90(self) -> bool:
@@ -44,7 +46,7 @@ class Kernel(Enum):
     @property
     def is_latent(self) -> bool:
         """True for the kernels in `kernels_sm90` for latent rows."""
-        return self in (Kernel.SM90_LATENT, Kernel.SM90_LATENT_RS)
+        return self in (Kernel.SM90_LATENT, Kernel.SM90_LATENT_RS, Kernel.SM90_LATENT_SWAP_AB)
 
 
 @dataclass(frozen=True)

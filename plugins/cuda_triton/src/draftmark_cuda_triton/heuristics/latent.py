@@ -1,6 +1,7 @@
 """Kernel configurations for latent rows (MLA), where a row of hundreds of elements serves all query heads.
 
-Hopper: `sm90_config`, for `kernels_sm90.latent` and `latent_rs`. The rest of this page is about the portable kernels.
+Hopper: `sm90_config`, for `kernels_sm90.latent` and `latent_rs`, and `swap_ab_config`. The rest of this page is about
+the portable kernels.
 
 A KV tile of 32 keys of 576 bfloat16 elements has 36 KiB, and the query rows of a row tile stay next to it in shared
 memory. So shared memory limits the keys of a tile and the tiles in flight, and the accumulator (packed rows x value
@@ -50,6 +51,11 @@ RS_RAW_CHUNKS = 3
 """Chunks of each half of e4m3 tiles in flight. The memory bandwidth of an SM needs about 32 KiB in flight."""
 RS_E4M3_STAGES = 2
 """Stages of e4m3 rows after they are upcast, for the value part and for the rest (`latent_rs_upcast`)."""
+SWAP_AB_BLOCK_MS, SWAP_AB_VALUE_DIM = (16, 32), 512
+"""Packed rows of a row tile of `kernels_sm90.latent_swap_ab`, and value columns of its rows. With 64 packed rows it is
+slower than `latent_rs`."""
+SWAP_AB_SMEM_BYTES = 216 << 10
+"""Shared memory for tiles, q and p in `kernels_sm90.latent_swap_ab`; reductions and masks take the rest."""
 E4M3 = "float8_e4m3fn"
 
 
@@ -57,7 +63,21 @@ def decode_config(shape: AttentionShape, device: DeviceProfile, rows: int, num_r
     """Return the configuration of a decode or verify batch: a Hopper kernel's where one serves the shape."""
     if reasons_against_sm90(shape, device):
         return latent_config(shape, device, rows)
+    if block_ms := [block_m for block_m in _swap_ab_block_ms(shape) if rows <= block_m]:
+        return swap_ab_config(shape, block_ms[0])
     return sm90_config(shape, rs_pays(shape, device, rows, num_reqs), sm90_block_n(shape, rows))
+
+
+def _swap_ab_block_ms(shape: AttentionShape) -> tuple[int, ...]:
+    """Return the packed rows of row tiles of `kernels_sm90.latent_swap_ab`; none if it does not serve the rows."""
+    return SWAP_AB_BLOCK_MS if shape.kv_dtype == E4M3 and shape.value_width == SWAP_AB_VALUE_DIM else ()
+
+
+def swap_ab_config(shape: AttentionShape, block_m: int) -> KernelConfig:
+    """Return the configuration of `kernels_sm90.latent_swap_ab`: stages next to q and two messages with p."""
+    fixed = 2 * block_m * (shape.head_dim + 2 * SM90_BLOCK_N)
+    stages = min(SM90_MAX_STAGES, (SWAP_AB_SMEM_BYTES - fixed) // (SM90_BLOCK_N * shape.head_dim))
+    return KernelConfig(block_m, SM90_BLOCK_N, 4, stages, 1, Kernel.SM90_LATENT_SWAP_AB, SM90_PARTITIONS)
 
 
 def rs_pays(shape: AttentionShape, device: DeviceProfile, rows: int, num_reqs: int) -> bool:
@@ -104,7 +124,8 @@ def reasons_against_sm90(shape: AttentionShape, device: DeviceProfile) -> list[s
 
 def sm90_candidates(shape: AttentionShape) -> tuple[KernelConfig, ...]:
     """Return every configuration of a Hopper kernel that `decode_config` and `adapt_to_cache` can return."""
-    return tuple(sm90_config(shape, rs, block_n) for block_n in _block_ns(shape) for rs in (False, True))
+    few = (swap_ab_config(shape, block_m) for block_m in _swap_ab_block_ms(shape))
+    return (*few, *(sm90_config(shape, rs, block_n) for block_n in _block_ns(shape) for rs in (False, True)))
 
 
 def sm90_config(shape: AttentionShape, rs: bool = False, block_n: int = SM90_BLOCK_N) -> KernelConfig:

@@ -10,9 +10,9 @@ Warp specialization inside one CTA:
 The producer runs ahead across the ends of requests, so the pipeline never drains between requests.
 
 Kernels: `decode_verify`, `decode_verify_fp8`, `decode_verify_gather`, `prefill`, `prefill_gather`, `latent`,
-`latent_rs`. Each is compiled for one `config.KernelConstants`. `warp_specialize` starts the partitions, `producer`
-selects what a partition loads, `mma_fp8_swap_ab` is the mainloop of `decode_verify_fp8`, and `tile_scheduler`
-distributes row tiles of prefill.
+`latent_rs`, `latent_swap_ab`. Each is compiled for one `config.KernelConstants`. `warp_specialize` starts the
+partitions, `producer` selects what a partition loads, `mma_fp8_swap_ab` is the mainloop of `decode_verify_fp8`, and
+`tile_scheduler` distributes row tiles of prefill.
 `kernels.combine`, `kernels.tile_schedule` and `kernels.prefill_schedule` serve Hopper too.
 `state_verify` and `state_commit` serve layers with recurrent state, without partitions.
 """
@@ -23,6 +23,7 @@ from . import (
     decode_verify_gather,
     latent,
     latent_rs,
+    latent_swap_ab,
     prefill,
     prefill_gather,
     state_commit,
@@ -35,6 +36,7 @@ __all__ = [
     "decode_verify_gather",
     "latent",
     "latent_rs",
+    "latent_swap_ab",
     "prefill",
     "prefill_gather",
     "state_commit",

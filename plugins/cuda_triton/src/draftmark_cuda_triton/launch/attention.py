@@ -128,7 +128,8 @@ def _attend_latent_sm90(
     grid = (row_tiles(config, extent.q_len, shape.group), 1, num_splits)
     width, box_keys = shape.value_width, tma.box_keys(shape.page_size, config)
     rest_dim = shape.head_dim - width
-    value = tma.latent_descriptor(t.k_source, box_keys, width)
+    swapped = config.kernel is Kernel.SM90_LATENT_SWAP_AB
+    value = tma.latent_descriptor(t.k_source, box_keys, width, tma.SWIZZLE_BYTES // (1 if swapped else 2))
     rest = tma.latent_descriptor(t.v_source, box_keys, rest_dim) if rest_dim > 0 else None
     batch = (*_batch_arguments(shape, extent, t, partials, extent.uniform_q_len), t.k_source.shape[0])
     constants = {
@@ -142,9 +143,17 @@ def _attend_latent_sm90(
             or_placeholder(t.lse, partials.lse), *batch, **constants,
         )  # fmt: skip
         return
-    q_rest = tma.query_descriptor(t.q, rest_dim) if rest_dim > 0 else None
+    q = tma.query_descriptor(t.q, width, config.block_m)
+    q_rest = tma.query_descriptor(t.q, rest_dim, config.block_m) if rest_dim > 0 else None
+    if swapped:
+        launch_kernel(
+            kernels_sm90.latent_swap_ab.attend_latent_swap_ab, grid, t.out, q, q_rest, value, rest,
+            *(or_placeholder(one, partials.lse) for one in (t.k_scale, t.v_scale, t.sinks, t.lse)), *batch, **constants,
+            BLOCK_M=config.block_m, SCALED=scaled(t.k_scale, t.v_scale),
+        )  # fmt: skip
+        return
     launch_kernel(
-        kernels_sm90.latent_rs.attend_latent_rs, grid, t.out, tma.query_descriptor(t.q, width), q_rest, value, rest,
+        kernels_sm90.latent_rs.attend_latent_rs, grid, t.out, q, q_rest, value, rest,
         *(or_placeholder(one, partials.lse) for one in (t.k_scale, t.v_scale, t.sinks, t.lse)), *batch, **constants,
         REST_STAGES=latent.rs_rest_stages(width, config.block_n, config.num_fp8_stages),
         RAW_CHUNKS=config.num_fp8_stages, SCALED=scaled(t.k_scale, t.v_scale),

@@ -104,22 +104,22 @@ def make_descriptors(tensor: torch.Tensor, page_size: int, config: KernelConfig)
     return of_page, of_rows
 
 
-def latent_descriptor(part: torch.Tensor, keys: int, columns: int) -> Any:
+def latent_descriptor(part: torch.Tensor, keys: int, columns: int, most: int = SWIZZLE_BYTES // 2) -> Any:
     """Return a TMA descriptor of one part of latent rows ``[pages, P, 1, elements]``, in boxes of `keys` tokens.
 
-    A box holds at most 64 elements of a row: 128 bytes of 16-bit elements, or 64 bytes of e4m3.
+    A box holds at most `most` elements of a row: 64 are 128 bytes of 16-bit elements, or 64 bytes of e4m3.
     """
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     size = part.element_size()
-    width = min(SWIZZLE_BYTES // 2, columns)
+    width = min(most, columns)
     return TensorDescriptor(
         part, list(part.shape), list(part.stride()), [1, keys, 1, width], _layout(width * size, size, 4)
     )
 
 
-def query_descriptor(q: torch.Tensor, columns: int) -> Any:
-    """Return a TMA descriptor of packed rows of q ``[rows · heads, elements]``, in boxes of 64 rows.
+def query_descriptor(q: torch.Tensor, columns: int, block_m: int) -> Any:
+    """Return a TMA descriptor of packed rows of q ``[rows · heads, elements]``, in boxes of `block_m` rows.
 
     Args:
         q: ``[rows, heads, elements]`` with one pitch between heads (`has_flat_rows`).
@@ -131,7 +131,11 @@ def query_descriptor(q: torch.Tensor, columns: int) -> Any:
     pitch, size = q.stride(0) if heads == 1 else q.stride(1), q.element_size()
     flat, width = q.as_strided((rows * heads, elements), (pitch, 1)), min(SWIZZLE_BYTES // size, columns)
     return TensorDescriptor(
-        flat.as_subclass(type(q)), list(flat.shape), list(flat.stride()), [64, width], _layout(width * size, size, 2)
+        flat.as_subclass(type(q)),
+        list(flat.shape),
+        list(flat.stride()),
+        [block_m, width],
+        _layout(width * size, size, 2),
     )
 
 
