@@ -17,6 +17,8 @@ from typing import Any
 
 from draftmark.errors import DraftmarkError
 
+from .sequence_memory import is_memory
+
 GROUPS = ("vllm.general_plugins", "vllm.platform_plugins")
 """vLLM's groups of plugins that can bring an attention backend."""
 OWN = "draftmark-vllm"
@@ -61,7 +63,7 @@ def _registered() -> set[str]:
 
 
 def find(named: str) -> Any:
-    """Load the plugins and return the class.
+    """Load the plugins and return the class: a backend, or a `SequenceMemory`.
 
     Raises:
         DraftmarkError: there is no such class or registered name, or its import fails.
@@ -71,7 +73,8 @@ def find(named: str) -> Any:
     load_general_plugins()
     try:
         found = _imported(named) if is_path(named) else _by_name(named)
-        if lacking := [one for one in METHODS if not callable(getattr(found, one, None))]:
+        backend = found.backend if is_memory(found) else found
+        if lacking := [one for one in METHODS if not callable(getattr(backend, one, None))]:
             raise TypeError(f"it has no {' and no '.join(lacking)}; name a class that derives from AttentionBackend")
     except (ImportError, AttributeError, KeyError, TypeError, ValueError, OSError, RuntimeError) as error:
         text = " ".join(str(error).split())

@@ -54,9 +54,14 @@ class SequenceMemory(Protocol):
         """Do what the backend's model runner does before it builds metadata."""
 
 
+def is_memory(found: Any) -> bool:
+    """Return True for a class with the interface of `SequenceMemory`."""
+    return hasattr(found, "update") and hasattr(found, "backend")
+
+
 def memory_of(found: Any) -> Any:
     """Return the class for a target: the target itself, or the class that stands in for its runner; None if neither."""
-    if hasattr(found, "update") and hasattr(found, "backend"):
+    if is_memory(found):
         return found
     named = getattr(found, "judge_memory", None) or MEMORIES.get(found.__module__.partition(".")[0])
     if named is None:
