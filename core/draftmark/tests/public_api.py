@@ -9,6 +9,7 @@ import importlib
 import inspect
 from collections.abc import Iterator
 from enum import Enum
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -61,7 +62,7 @@ def _members(kind: type, own: dict[str, Any]) -> Iterator[str]:
         public = not name.startswith(("_", "draftmark_")) or name in OPERATORS
         if not (public or getattr(value, "__isabstractmethod__", False)) or name in fields:
             continue
-        if isinstance(value, property):
+        if isinstance(value, property | cached_property):
             yield f".{name}: {_annotation(value)}"
         elif isinstance(value, classmethod | staticmethod):
             yield f"{type(value).__name__} .{name}{_signature(value.__func__)}"
@@ -69,8 +70,9 @@ def _members(kind: type, own: dict[str, Any]) -> Iterator[str]:
             yield f".{name}{_signature(value)}"
 
 
-def _annotation(value: property) -> str:
-    return str(inspect.signature(value.fget).return_annotation) if value.fget else ""
+def _annotation(value: property | cached_property[Any]) -> str:
+    read = value.fget if isinstance(value, property) else value.func
+    return str(inspect.signature(read).return_annotation) if read else ""
 
 
 class _Bare(str):
