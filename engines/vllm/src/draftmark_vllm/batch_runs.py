@@ -157,7 +157,8 @@ def joined_run(
     compute. But EXTEND can leave all keys of a request and KV head to one CTA, while decodes split them evenly. So a
     request of more than SHORT_KEYS tokens must not exceed half of a CTA's even share of all keys that row tiles read.
 
-    Steps with prompts seldom recur, and the host prepares them while requests wait. So this neither splits nor caches.
+    A step with prompts seldom recurs, and requests wait while the host prepares it. So this function works on plain
+    integers, without splitting the step into runs and without a cache.
 
     Args:
         query_start, verify_rows, ragged: as in `split_decodes_prefills`.
@@ -165,7 +166,7 @@ def joined_run(
         geometry: geometry for EXTEND.
 
     Returns:
-        The run; None if the step has no EXTEND run, or two runs are better.
+        The run; None if the step needs no EXTEND run, or if two runs are better.
     """
     lens = tuple(map(sub, query_start[1:], query_start))
     while lens and not lens[-1]:

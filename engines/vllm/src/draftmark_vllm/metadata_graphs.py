@@ -19,16 +19,14 @@ from .step import Step, StepBuffers
 EXTEND = Mode.EXTEND
 PROGRAMS = {Mode.DECODE: Program.DECODE, Mode.VERIFY: Program.VERIFY}
 """Programs by mode, for the modes with full graphs in vLLM: every request has the same number of rows."""
-
-
 PREFIXES = GraphKey(Program.DRAFT_EXTEND, 0)
-"""Key of the graph of `StepBuffers.prefixes`, the only one of its state."""
+"""Key of the graph of `StepBuffers.prefixes`, which has a graph state of its own."""
 
 
 class MetadataGraphs:
     """Captures and replays one builder's metadata launches. Without host lengths, a batch's size fixes the launches.
 
-    Sizes of steps with prompts hardly recur. Of such a step a graph computes only the prefix lengths.
+    Steps with prompts seldom have equal sizes, so for them a graph computes only the prefix lengths.
 
     Args:
         bound: backends of the builder. buffers: static tensors of the builder.
@@ -64,7 +62,7 @@ class MetadataGraphs:
         captured.batches[key] = batch
 
     def _capture_prefixes(self, step: Step) -> None:
-        """Capture the prefix lengths of steps with prompts in the step's memory."""
+        """Capture the prefix lengths of steps with prompts; replays need tensors at the same addresses."""
         addresses = step.query_start.data_ptr(), step.seq_lens.data_ptr()
         compute = None if addresses in self._prefixes else self._buffers.prefixes(step)
         if compute is not None:
@@ -72,7 +70,7 @@ class MetadataGraphs:
             graphs.capture(PREFIXES, compute)
 
     def fill(self, batch: ForwardBatch, step: Step, run: BatchRun) -> None:
-        """Do what `StepBuffers.fill` does, by a replay if there is a graph for a step with prompts in this memory."""
+        """Compute a batch's step-dependent tensors, by a replay if there is a graph for an EXTEND run."""
         graphs = None
         if run.mode is EXTEND and not _is_capturing(self._device):
             graphs = self._prefixes.get((step.query_start.data_ptr(), step.seq_lens.data_ptr()))

@@ -117,12 +117,12 @@ class PartsBuilder:
         return tuple(parts)
 
     def _step(self, cam: Any, capture: bool) -> Step:
-        """Convert `CommonAttentionMetadata` to a `Step`, with host lengths if the backend or a prompt needs them."""
+        """Convert `CommonAttentionMetadata` to a `Step`. It has host lengths if the backend or a prompt needs them."""
         has_prompts = cam.max_query_len > self._verify_rows and self._chunk is None and cam.causal is True
         return step_of(cam, capture or not (has_prompts or self._host_lengths), self._exact)
 
     def _joined(self, step: Step) -> tuple[BatchRun, ...]:
-        """Return the one run of a step if its runs are joined, else nothing."""
+        """Return one EXTEND run for the whole step if that is better, else an empty tuple."""
         if step.seq_bounds is None:
             return ()
         run = joined_run(

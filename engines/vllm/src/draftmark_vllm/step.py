@@ -20,9 +20,9 @@ UNIFORM = (Mode.DECODE, Mode.VERIFY, Mode.DRAFT_BLOCK)
 """Modes in which every request of a step has the same number of rows."""
 
 
-@dataclass(slots=True)  # not frozen: making a frozen object takes twice as long, and each step makes one
+@dataclass(slots=True)  # not frozen: a frozen object takes twice as long to create, in every step
 class Step:
-    """Holds vLLM's metadata of one step, and does not change. vLLM owns every tensor.
+    """Holds vLLM's metadata of one step. Its fields must not be reassigned. vLLM owns every tensor.
 
     Attributes:
         query_start: int32 ``[R + 1]``, first query row of each request. query_start_host: its copy on the host.
@@ -57,8 +57,8 @@ class StepBuffers:
 
     def __init__(self, max_reqs: int, max_rows: int, device: torch.device, table_columns: int = 0) -> None:
         prefix_lens = torch.zeros(max_reqs, dtype=torch.int32, device=device)
-        # Views are cached by (first, count): many steps need equal views, and a look-up is cheaper than a new view.
         positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        # Views are cached by (first, count): many steps need equal views, and a look-up is cheaper than a new view.
         self._prefix_lens, self._positions = (
             lru_cache(CACHE_SIZE)(partial(part, one)) for one in (prefix_lens, positions)
         )
@@ -74,7 +74,7 @@ class StepBuffers:
         return batch
 
     def batch(self, step: Step, run: BatchRun, geometry: Geometry) -> ForwardBatch:
-        """Return the batch of a run. `fill` computes its step-dependent tensors."""
+        """Return the batch of a run. Call `fill` next, which computes the step-dependent tensors."""
         first, reqs, row, rows = run.first_req, run.padded_reqs, run.first_row, run.num_rows
         return ForwardBatch(
             mode=run.mode,
@@ -104,13 +104,15 @@ class StepBuffers:
         refresh(batch, part(step.seq_lens, first, reqs))
 
     def prefixes(self, step: Step) -> Callable[[], object] | None:
-        """Return a function that does what `fill` does for an EXTEND run of any step in the same memory of vLLM.
+        """Return a function that computes the prefix lengths of an EXTEND run of any step in the same memory of vLLM.
 
-        vLLM passes the first elements of longer tensors, and this computes a prefix for each possible request from all
-        elements. A prefix of a request that the step does not have is undefined. A CUDA graph can capture a call.
+        A step's tensors are the first elements of longer tensors. The function reads all elements, so it computes a
+        prefix length for the maximum number of requests. Those past the step's requests are undefined. A CUDA graph
+        can capture a call.
 
         Returns:
-            None if vLLM's tensors have no element for each request, or if steps copy the page table too.
+            None if vLLM's tensors are shorter than the maximum number of requests, or if `fill` also copies the page
+            table.
         """
         reqs = len(self._counts) - 1
         starts, seq_lens = step.query_start, step.seq_lens

@@ -1,8 +1,8 @@
 """Element-wise parts of a decoder layer between its matrix products: rotary positions and SwiGLU.
 
 On CUDA, Inductor compiles each into one kernel. torch's operators take four and two kernels, and each passes over all
-rows. For one row, `row_kernels` computes both in the kernels of the products. The kernels are compiled when a model is
-wrapped, for one row and for any number of rows. So no forward waits for a compiler.
+rows. For one row, the kernels of the matrix products compute both (`row_kernels`). Every kernel is compiled when a
+model is wrapped, so no forward waits for a compiler.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Elementwise:
 def elementwise(like: torch.Tensor, num_q: int, num_k: int, head_dim: int, intermediate: int) -> Elementwise:
     """Return the functions for a model's shapes.
 
-    On CUDA they are compiled and run once; `FusedDecoder` runs `row_product`. Without CUDA or a compiler they are
-    torch's operators.
+    On CUDA `rotated` and `swiglu` are compiled and run once; `FusedDecoder` runs `row_product` once. Without CUDA or a
+    compiler they are torch's operators, and there is no `row_product`.
 
     Args:
         like: a weight with the dtype and device of the computation.

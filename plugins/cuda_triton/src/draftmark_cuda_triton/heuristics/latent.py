@@ -52,8 +52,8 @@ RS_RAW_CHUNKS = 3
 RS_E4M3_STAGES = 2
 """Stages of e4m3 rows after they are upcast, for the value part and for the rest (`latent_rs_upcast`)."""
 SWAP_AB_BLOCK_MS, SWAP_AB_VALUE_DIM = (16, 32), 512
-"""Packed rows of a row tile of `kernels_sm90.latent_swap_ab`, and value columns of its rows. With 64 packed rows it is
-slower than `latent_rs`."""
+"""Sizes of row tiles of `kernels_sm90.latent_swap_ab` in packed rows, and the value columns that it serves. With 64
+packed rows it is slower than `latent_rs`."""
 SWAP_AB_SMEM_BYTES = 216 << 10
 """Shared memory for tiles, q and p in `kernels_sm90.latent_swap_ab`; reductions and masks take the rest."""
 E4M3 = "float8_e4m3fn"
@@ -69,7 +69,7 @@ def decode_config(shape: AttentionShape, device: DeviceProfile, rows: int, num_r
 
 
 def _swap_ab_block_ms(shape: AttentionShape) -> tuple[int, ...]:
-    """Return the packed rows of row tiles of `kernels_sm90.latent_swap_ab`; none if it does not serve the rows."""
+    """Return the sizes of row tiles of `kernels_sm90.latent_swap_ab`; none if it does not serve this shape."""
     return SWAP_AB_BLOCK_MS if shape.kv_dtype == E4M3 and shape.value_width == SWAP_AB_VALUE_DIM else ()
 
 

@@ -4,8 +4,8 @@
     page ids ─► │ left half │ right half, rest │ … ── full ─►  Sᵀ = K · Qᵀ, mask, softmax ─► p ─► Oᵀ_left  += Vᵀ · Pᵀ
                  ◄────────── empty ────────────────────────────────────────────────────────────  Oᵀ_right += Vᵀ · Pᵀ
 
-Operands A and B are swapped, as in `mma_fp8_swap_ab`, so no upcast row is written to shared memory, and products of 16
-or 32 packed rows take less time than those of 64.
+Operands A and B are swapped, as in `mma_fp8_swap_ab`. So no upcast row is written to shared memory, and a product has
+16 or 32 packed rows instead of 64, which takes less time.
 
 Shared memory of a CTA for rows of 512 + 64 elements and 16 packed rows: 4 tiles of 36 KiB, 18 KiB of q, and 2 messages
 with 2 KiB of p.

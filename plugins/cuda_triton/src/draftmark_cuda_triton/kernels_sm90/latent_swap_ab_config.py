@@ -14,7 +14,7 @@ NUM_PARTS = gl.constexpr(2)
 STEP = gl.constexpr(16)
 """Keys of V that a value warp group converts at once."""
 BUFFERS = gl.constexpr(2)
-"""Buffers of messages."""
+"""Buffers of messages (`latent_swap_ab_memory.SwapAbMemory`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

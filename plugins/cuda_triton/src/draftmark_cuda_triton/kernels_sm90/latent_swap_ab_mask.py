@@ -1,4 +1,4 @@
-"""Packed rows of a row tile and their masks in `latent_swap_ab`; each is computed anew where it is needed."""
+"""Packed rows of a row tile and their masks in `latent_swap_ab`. Registers are few, so each use computes them again."""
 
 from typing import NamedTuple
 

@@ -76,7 +76,8 @@ def write_metadata_prefill(
         work: int32 ``[2 · num_splits, 4]``, output: the split schedule; None if row tiles are never split.
         num_splits: splits of the row tiles of each KV head; 1 if row tiles are never split.
         num_ctas: CTAs that are resident on the device.
-        prepared: launches of this kernel for this shape, without Triton's argument binding; None for a new launch.
+        prepared: repeats launches of this kernel for this shape without Triton's argument binding; None for Triton's
+            launcher.
     """
     num_reqs = prefix_lens.shape[0]
     num_tiles = max_row_tiles(config, shape.group, num_rows, num_reqs)

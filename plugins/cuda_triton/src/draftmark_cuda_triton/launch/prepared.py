@@ -1,7 +1,7 @@
-"""Launches of one kernel with other integers and addresses in each call, through the CUDA driver.
+"""Launches of one kernel through the CUDA driver, with different integers and addresses in each call.
 
-`relaunch` repeats launches with equal integers. A step with a prompt has other sizes each time, so it would record a
-launch in every step. Here each call writes all arguments into the launch's parameters instead.
+`relaunch` repeats a launch only with the same integers. Sizes change in every step with a prompt, so `relaunch` would
+record a launch in each of them. Here each call writes all arguments into the parameters of one prepared launch.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Parameters:
 
 
 class PreparedKernel:
-    """Launches one kernel: first with the effect of `launcher.launch_kernel`, and `again` without Triton's launcher.
+    """Launches one kernel: a call through Triton's launcher, and `again` through the CUDA driver.
 
-    Arguments are tensors and integers, and Triton compiles one kernel for all their values and alignments. The
-    constants of all calls are equal.
+    Arguments are tensors and integers. The kernel must not be specialized on their values or alignments, so that Triton
+    compiles it once. The constants of all calls must be equal.
     """
 
     def __init__(self) -> None:
@@ -48,16 +48,16 @@ class PreparedKernel:
         self._lock = Lock()
 
     def __call__(self, kernel: Any, grid: tuple[int], *args: Any, **constants: Any) -> None:
-        """Launch `kernel`, and prepare later launches; the arguments are those of `Launcher.launch`."""
+        """Launch `kernel`, and prepare later launches. Arguments as in `Launcher.launch`."""
         device, current = args[0].get_device(), driver.active.get_current_device()
         if device in self._parameters or not self._prepare(device, current, kernel, grid, args, constants):
             launch_kernel(kernel, grid, *args, **constants)
 
     def again(self, grid: tuple[int], args: Sequence[Any]) -> bool:
-        """Launch the kernel of the first call with other arguments; return False, without a launch, if not prepared.
+        """Launch the kernel of the first call with these arguments; return False, without a launch, if not prepared.
 
         Args:
-            args: tensors, and integers of 32 bits.
+            args: tensors, and integers that fit 32 bits.
         """
         device, current = args[0].get_device(), driver.active.get_current_device()
         found = self._parameters.get(device)

@@ -188,10 +188,10 @@ class RelaunchCache:
 
 
 def make_template(compiled: Any, grid: Any, args: tuple[Any, ...], device: int) -> LaunchTemplate | None:
-    """Return a launch template of a compiled kernel, from one launch of it; None if the driver cannot repeat it.
+    """Return a template that repeats one launch of a compiled kernel; None if the driver cannot repeat it.
 
     Raises:
-        BackendError, DriverError: the driver cannot repeat it, and LAUNCH is ``driver``.
+        BackendError, DriverError: the driver cannot repeat it, and `LAUNCH` is set to ``driver``.
     """
     found, must = cuda_driver.driver(), launch_mode() == "driver"
     if found is None:

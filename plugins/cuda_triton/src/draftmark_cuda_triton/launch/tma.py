@@ -107,7 +107,7 @@ def make_descriptors(tensor: torch.Tensor, page_size: int, config: KernelConfig)
 def latent_descriptor(part: torch.Tensor, keys: int, columns: int, most: int = SWIZZLE_BYTES // 2) -> Any:
     """Return a TMA descriptor of one part of latent rows ``[pages, P, 1, elements]``, in boxes of `keys` tokens.
 
-    A box holds at most `most` elements of a row: 64 are 128 bytes of 16-bit elements, or 64 bytes of e4m3.
+    A box holds at most `most` elements of a row. 64 elements have 128 bytes in 16 bits, and 64 bytes in e4m3.
     """
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
