@@ -34,6 +34,7 @@ ENDS_S = 10.0
 TAIL = 12
 """Number of lines of a process's output that a message quotes."""
 FAILING = (Outcome.FAILED, Outcome.DECLARED, Outcome.UPCOMING)
+"""Outcomes of failed items, also of declared failures and of items newer than the contract that the plugin targets."""
 Row = tuple[str, Any]
 Events = queue.SimpleQueue[tuple["_Process", Row | None]]
 
