@@ -75,7 +75,8 @@ class DraftmarkMLABuilder(PartsBuilder, MLACommonMetadataBuilder[MLACommonMetada
 
     def update_draft_decode_metadata(self, metadata: Any) -> None:
         """Recompute all metadata on the device from vLLM's lengths. vLLM captures this call with its draft steps."""
-        refresh_parts(metadata.decode.parts, metadata.decode.seq_lens)
+        decode = metadata.decode
+        refresh_parts(decode.parts, decode.seq_lens, decode.block_table)
 
     def _build_decode(
         self,
