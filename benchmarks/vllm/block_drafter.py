@@ -1,6 +1,6 @@
-"""A small DFlash drafter for the memorizer: trained on the memorizer's features, with many right drafts.
+"""Makes a small DFlash drafter for the memorizer, trained on its hidden states, so that most drafts are accepted.
 
-A block is the last token and `DRAFTS` masks. Its rows see the target's features of all earlier tokens, and one another.
+A block is the last token and `DRAFTS` masks. Its rows see the hidden states of all earlier tokens, and one another.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ from .batch_runs import BatchRun
 from .bound_backends import BoundBackends
 from .step import Step, StepBuffers
 
-EXTEND = Mode.EXTEND
 PROGRAMS = {Mode.DECODE: Program.DECODE, Mode.VERIFY: Program.VERIFY}
 """Programs by mode, for the modes with full graphs in vLLM: every request has the same number of rows."""
 PREFIXES = GraphKey(Program.DRAFT_EXTEND, 0)
@@ -72,7 +71,7 @@ class MetadataGraphs:
     def fill(self, batch: ForwardBatch, step: Step, run: BatchRun) -> None:
         """Compute a batch's step-dependent tensors, by a replay if there is a graph for an EXTEND run."""
         graphs = None
-        if run.mode is EXTEND and not _is_capturing(self._device):
+        if run.mode is Mode.EXTEND and not _is_capturing(self._device):
             graphs = self._prefixes.get((step.query_start.data_ptr(), step.seq_lens.data_ptr()))
         if graphs is None:
             self._buffers.fill(batch, step, run)
@@ -81,7 +80,7 @@ class MetadataGraphs:
 
     def prepare(self, step: Step, run: BatchRun) -> ForwardBatch | None:
         """Replay the graph that writes a run's metadata, and return its batch; None if no captured graph fits."""
-        if run.mode is EXTEND:
+        if run.mode is Mode.EXTEND:
             return None
         key, captured = _key(run), self._captured.get(_tensors(step))
         if key is None or captured is None or key not in captured.batches or _is_capturing(self._device):
