@@ -148,8 +148,7 @@ class Session:
 
     def verdict(self) -> Verdict:
         """Return the verdict on the results so far."""
-        failed = any(one.outcome is Outcome.FAILED for one in self.results)
-        error = self.error or ("" if failed else self._pool.too_short())
+        error = self.error or self._pool.too_short(self.results)
         return judge(self._suite, list({one.item: one for one in self.results}.values()), error)
 
     def end(self) -> None:

@@ -19,7 +19,7 @@ from draftmark_contract.runner import judging, pool
 from draftmark_contract.runner.against import Earlier, compare
 from draftmark_contract.runner.outcome import Outcome, Result
 from draftmark_contract.runner.run import RunOptions, run
-from draftmark_contract.runner.subject import Kind, Listed, Opened
+from draftmark_contract.runner.subject import Kind, Listed, Opened, Opening
 from draftmark_contract.runner.verdict import Verdict, Word
 from draftmark_contract.schema import schema_text
 
@@ -316,6 +316,15 @@ def test_short_limit_fails_no_test_of_the_pytest_form(hanging: Callable[[], Verd
         session.end()
     assert verdict.word is Word.NONE and verdict.exit_code(allow_part=True) == 2
     assert "larger limit" in verdict.line and "1 passed, 0 refused, 0 declared, 1 unjudged, 0 failed" in verdict.line
+
+
+@pytest.mark.parametrize(("outcome", "judged"), [(Outcome.FAILED, True), (Outcome.PASSED, False)])
+def test_failed_item_gives_a_verdict_whatever_the_limit(outcome: Outcome, judged: bool) -> None:
+    """A short limit that leaves one item unjudged takes the verdict only from a run without a failed item."""
+    short = pool.Pool(Opening("unopened", {}), LIMIT_S)
+    short.late = ["a[late]"]
+    reason = short.too_short([Result("a[late]", "host", Outcome.UNJUDGED), Result("b[c]", "host", outcome)])
+    assert (reason == "") is judged, reason
 
 
 def of_layer(items: Iterable[str]) -> judging.Suite:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import IO, Any
@@ -223,9 +223,13 @@ class Pool:
             else:
                 raise RunStopped(f"in a further process {row[1]}" if row[0] == Answer.FAILED else row[1])
 
-    def too_short(self) -> str:
-        """Return as a clause why the limit leaves no verdict; "" if it ended no item."""
-        if not self.late:
+    def too_short(self, results: Iterable[Result]) -> str:
+        """Return as a clause why the limit leaves no verdict; "" if it ended no item, or if an item failed.
+
+        Args:
+            results: all results of the run, also those of an earlier run with the same journal.
+        """
+        if not self.late or any(one.outcome is Outcome.FAILED for one in results):
             return ""
         more = f" and {len(self.late) - 1:,} more took" if self.late[1:] else " took"
         return (

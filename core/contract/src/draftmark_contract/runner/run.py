@@ -143,9 +143,7 @@ class _Run:
                 self.results = {one.id: ended[one.id] for one in chosen if one.id in ended}
             try:
                 self._run(pool, chosen, journal)
-                # A failed item is a verdict whatever the limit.
-                failed = any(one.outcome is Outcome.FAILED for one in self.results.values())
-                self.error = "" if failed else pool.too_short()
+                self.error = pool.too_short(self.results.values())
             finally:
                 self.runs = journal.runs() if journal else [{**opened.machine, "items": len(self.results)}]
                 self.suite = self._with_source(self.suite, journal)
