@@ -12,6 +12,7 @@ pytest.importorskip("vllm")
 
 from draftmark import AttentionShape
 from draftmark_vllm.impl import DraftmarkImpl
+from draftmark_vllm.pages import kv_cache, stores_in_one_launch
 from draftmark_vllm.reservation import RESERVATION
 
 SHAPE = AttentionShape(4, 2, 32, 16, "float32", "float32", softmax_scale=0.25)
@@ -71,3 +72,32 @@ def test_a_new_layer_has_its_kernels_compiled_early(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(DraftmarkImpl, "_geometries", lambda impl, dtype, device: ("backend", SHAPE, made))
     DraftmarkImpl(4, 32, 0.25, 2)
     assert begun == [("backend", ("decode and verify", "extend"), "cuda")]
+
+
+def test_rows_without_conversion_are_stored_by_vllms_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU a block drafter's context takes one launch a layer. The kernel gets views that it can write in place."""
+    from vllm import _custom_ops
+
+    pages = torch.zeros(3, 16, 4, 32).transpose(1, 2)
+    cache, slots, calls = kv_cache(pages, 2, None, None), torch.tensor([17, -1, 47]), []
+    monkeypatch.setattr("draftmark_vllm.impl.stores_in_one_launch", lambda *_: True)
+    monkeypatch.setattr(_custom_ops, "reshape_and_cache_flash", lambda *given: calls.append(given))
+    layer = SimpleNamespace(_k_scale=torch.ones(()), _v_scale=torch.ones(()))
+    key = torch.ones(3, 2, 32)
+    made = SimpleNamespace(_view=lambda layer, pages: cache)
+    DraftmarkImpl.do_kv_cache_update(made, layer, key, 2 * key, pages, slots)
+    ((k, v, k_pages, v_pages, at, dtype, *scales),) = calls
+    assert k is key and bool((v == 2).all()) and at is slots and dtype == "auto"
+    assert scales[0] is layer._k_scale and scales[1] is layer._v_scale
+    assert k_pages is cache.k and v_pages is cache.v
+    # The kernel takes one stride of pages for both, and copies a token's heads at once if they are contiguous.
+    assert k_pages.stride() == v_pages.stride() == (16 * 4 * 32, 4 * 32, 32, 1)
+
+
+def test_rows_on_a_cpu_and_fp8_rows_are_stored_by_torch() -> None:
+    """vLLM's kernel is not used on a CPU, which may lack it, nor for rows that are converted to e4m3."""
+    cache = kv_cache(torch.zeros(3, 16, 4, 32).transpose(1, 2), 2, None, None)
+    assert not stores_in_one_launch(cache, torch.ones(3, 2, 32))
+    gpu = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16)
+    assert not stores_in_one_launch(cache, gpu)
+    assert stores_in_one_launch(cache, SimpleNamespace(is_cuda=True, dtype=torch.float32))

@@ -18,7 +18,7 @@ from draftmark_engines.early import EARLY_KERNELS
 from .bound_backends import OTHER_BACKEND, Geometries, arena_bytes
 from .limits import chosen_backend, drafts_blocks, engine_limits, is_fp8, layer_shape, profile_of
 from .pages import kv_cache as view_pages
-from .pages import store_rows
+from .pages import store_rows, stores_in_one_launch
 from .reservation import RESERVATION
 from .step import part
 
@@ -148,7 +148,14 @@ class DraftmarkImpl(AttentionImpl):  # type: ignore[misc]
         Args:
             key, value: ``[rows, KV heads, head_dim]``. slot_mapping: int64 ``[rows]``, -1 for rows that store nothing.
         """
-        store_rows(self._view(layer, kv_cache), key, value, slot_mapping)
+        cache = self._view(layer, kv_cache)
+        if stores_in_one_launch(cache, key):
+            from vllm._custom_ops import reshape_and_cache_flash
+
+            scales = layer._k_scale, layer._v_scale  # not read: dtype "auto" stores K and V as they are
+            reshape_and_cache_flash(key, value, cache.k, cache.v, slot_mapping, "auto", *scales)
+        else:
+            store_rows(cache, key, value, slot_mapping)
 
     def _view(self, layer: Any, pages: torch.Tensor) -> KVCache:
         if self._cache is None or self._pages is not pages:

@@ -61,6 +61,11 @@ def kv_cache(
     return KVCache(k, v, k_scale.view(1), v_scale.view(1))
 
 
+def stores_in_one_launch(cache: KVCache, key: torch.Tensor) -> bool:
+    """Return whether vLLM's own CUDA kernel can store these rows: they lie on a GPU and need no conversion."""
+    return key.is_cuda and key.dtype == cache.k.dtype
+
+
 def store_rows(cache: KVCache, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
     """Store rows of K and V at their slots, without a batch. It does not wait for the device.
 
