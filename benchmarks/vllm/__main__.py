@@ -43,11 +43,12 @@ from benchmarks.origin import visible_device
 from benchmarks.runs import resumed
 
 from . import latent_model
+from .confident import measure_again, settle
 from .cores import on_core
 from .drafting import drafted
 from .engines import Engine, say
 from .equality import compare, texts
-from .fleet import Fleet, idle
+from .fleet import Fleet
 from .plan import KEPT, LISTS, PHASES, Plan, alike, asked, same
 from .profile import profiles
 from .shapes import SHAPES, attention_elements
@@ -66,6 +67,8 @@ PACKAGES = (
 )
 MEMORIZER, LATENT = "memorizer", "latent"
 """Models of the text comparison, by their names in a plan."""
+SMALL_MODEL = "smollm2"
+"""Model of the draft measurements; rows of another one name it."""
 START = 40
 """Seconds that small engines need to start when nothing is compiled yet."""
 SMALL = 40
@@ -141,7 +144,7 @@ class Benchmark:
             return None
         if not all((self.folder / (one.checkpoint or "")).exists() for one in engines):
             return None
-        return Fleet(engines, self.folder, idle, self.device, first=first)
+        return Fleet(engines, self.folder, settle, self.device, first=first)
 
     def _throughput(self, fleet: Fleet) -> None:
         """Time every engine in every case of its phases, in turns."""
@@ -149,6 +152,8 @@ class Benchmark:
         try:
             ready = fleet.wait(min(self.plan.get("start_seconds", 150), self.left()), self.left())
             self.result["start_s"] = {str(number): fleet.ready_s[number] for number in ready}
+            for number in (one for one in ready if engines[one].adaptive):
+                say({"measured again": number, **fleet.ask(number, measure_again)})
             rounds = self.given.rounds()
             after = self.plan.get("profile_after", len(rounds))
             for number, beside in enumerate(rounds, 1):
@@ -244,7 +249,8 @@ class Benchmark:
                     found[number].append(row)
         for number, engine in enumerate(fleet.engines):
             if found.get(number):
-                self.add("drafting", {**_about(engine), **medians(found[number])})
+                checkpoint = {} if engine.checkpoint == SMALL_MODEL else {"checkpoint": engine.checkpoint}
+                self.add("drafting", {**_about(engine), **checkpoint, **medians(found[number])})
             else:
                 self.add("failed", {**_about(engine), "why": fleet.failed.get(number, "no time")})
 

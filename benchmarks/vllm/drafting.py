@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from .confident import Verified
 from .engines import Engine
 
 NEW_TOKENS = 128
@@ -21,11 +22,12 @@ def drafted(folder: Path, llm: Any, engine: Engine) -> dict[str, Any]:
     Returns:
         ``tokens``: new tokens of each prompt. ``tokens_per_s`` and ``step_ms``: over all steps after the step in which
         the last request gets its first token. ``tokens_per_round``: mean number of tokens of a request's steps that
-        output any. ``rounds``: number of these steps.
+        output any. ``rounds``: number of these steps. ``verified``: share of the drafts that adaptive verification
+        verified.
     """
     assert engine.checkpoint is not None, "drafts are accepted only with a trained model; set the engine's checkpoint"
     prompts = json.loads((folder / engine.checkpoint / "prompts.json").read_text())
-    loop = llm.llm_engine
+    loop, verified = llm.llm_engine, Verified(llm, engine)
     for number, prompt in enumerate(prompts):
         loop.add_request(str(number), {"prompt_token_ids": prompt}, engine.sampling(number, NEW_TOKENS))
     tokens: dict[int, list[int]] = {}
@@ -45,4 +47,5 @@ def drafted(folder: Path, llm: Any, engine: Engine) -> dict[str, Any]:
         "step_ms": round(1000 * seconds / max(1, steps), 3),
         "tokens_per_round": round((made - len(prompts)) / rounds, 3),
         "rounds": rounds,
+        **verified.said(),
     }

@@ -45,6 +45,8 @@ class Engine:
         drafter: "ngram", "eagle3" for a draft head of the target's size, "dflash" for a block drafter, or "mtp"
             for the model's own layer.
         adaptive: vLLM's adaptive verification: the device decides how many drafts of each request a step verifies.
+        row_cost: cost of a verified row, where a step costs one, for adaptive verification; None for vLLM's own
+            measurement, in which the rows of a small model cost nothing.
         debug: draftmark checks every step and compares the ranks; each check waits for the device.
         random_weights: weights of a fixed seed are written and loaded; otherwise vLLM fills in dummy weights.
         acceptance: probability that vLLM's synthetic rejection sampler accepts a draft if it accepted those before it;
@@ -76,6 +78,7 @@ class Engine:
     drafts: int = 0
     drafter: str = "ngram"
     adaptive: bool = False
+    row_cost: float | None = None
     debug: bool = False
     num_gpus: int = 1
     max_model_len: int = 8704
@@ -154,9 +157,10 @@ class Engine:
         )
 
     @property
-    def unusual(self) -> dict[str, str]:
+    def unusual(self) -> dict[str, Any]:
         """Fields that a row has only for some engines: drafter, adaptive verification, and an unusual KV dtype."""
         drafter = {"drafter": self.drafter + (ADAPTIVE if self.adaptive else "")} if self.drafts else {}
+        drafter |= {"row_cost": self.row_cost} if self.row_cost is not None else {}
         return drafter | ({"kv_dtype": self.kv_dtype} if self.kv_dtype != "auto" else {})
 
     @property

@@ -147,10 +147,6 @@ class Fleet:
             process.join()
 
 
-def idle(llm: Any, engine: Engine) -> None:
-    """Do nothing: the warm-up task of engines that need no warm-up."""
-
-
 def _start(context: Any, target: Any, *given: Any) -> tuple[Any, Any]:
     ours, theirs = context.Pipe()
     process = context.Process(target=target, args=(*given, theirs), daemon=False)

@@ -9,7 +9,7 @@ from typing import Any
 
 from draftmark import DTYPE_BYTES
 
-from .confident import make_confident
+from .confident import Verified, make_confident, settle
 from .engines import BLOCK_LAYERS, KV_DTYPES, Engine, prompts
 from .shapes import SHAPES
 
@@ -117,7 +117,7 @@ def run(case: Case, llm: Any, engine: Engine, watch: Watch | None = None) -> dic
     In engines with `skip_prefill` the prompts of a decode, and the contexts of a prefill after a context, are not
     computed, see `connector`.
     """
-    watch = watch or Watch()
+    watch, verified = watch or Watch(), Verified(llm, engine)
     loop = llm.llm_engine
     skipped = bool((case.decodes or case.new) and engine.skip_prefill)
     asked = _prompts(case, engine)
@@ -148,7 +148,7 @@ def run(case: Case, llm: Any, engine: Engine, watch: Watch | None = None) -> dic
     watch.end()
     if loop.has_unfinished_requests():
         loop.abort_request(names)
-    return _row(case, engine, began, first, ended, sum(counts.values()) - at_first, steps)
+    return _row(case, engine, began, first, ended, sum(counts.values()) - at_first, steps) | verified.said()
 
 
 def _row(case: Case, engine: Engine, began: float, first: float, ended: float, made: int, steps: int) -> dict[str, Any]:
@@ -241,6 +241,7 @@ def warm(cases: dict[str, list[Case]], llm: Any, engine: Engine) -> None:
     """Run each of an engine's cases once, briefly, because kernels compile at their first call."""
     if engine.drafts and engine.drafter == "dflash":
         llm.collective_rpc(make_confident)
+    settle(llm, engine)
     for phase in phases(engine):
         for case in cases.get(phase, ()):
             if case.asked_of(engine) and not case.is_long:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import torch
 
 from benchmarks.vllm.block_drafter import DRAFTS, HIDDEN, READ, drafts, parameters, write
-from benchmarks.vllm.confident import make_confident
+from benchmarks.vllm.confident import Verified, make_confident, measure_again, settle
 from benchmarks.vllm.engines import Engine, block_head, head
 from benchmarks.vllm.memorizer import SHAPE
 from benchmarks.vllm.shapes import SHAPES
@@ -79,3 +79,44 @@ def test_a_random_head_becomes_sure() -> None:
     )
     assert torch.equal(target.norm.weight, torch.ones(64)) and torch.equal(drafter.inner.weight, kept)
     assert target.lm_head.weight.data_ptr() == at and 0.14 < target.lm_head.weight.std().item() < 0.16
+
+
+class Manager:
+    """Stands in for vLLM's manager of adaptive verification: it verifies half of the scheduled drafts."""
+
+    def __init__(self) -> None:
+        self.req_states = SimpleNamespace(max_num_batched_tokens=4)
+        self.curves: list[list[tuple[int, float]]] = []
+
+    def set_cost_curves(self, draft: list[tuple[int, float]], verify: list[tuple[int, float]]) -> None:
+        """Keep the curves."""
+        self.curves = [draft, verify]
+
+    def get_num_tokens(self, rows: dict[str, int], drafts: dict[str, list[int]]) -> int:
+        """Return the rows without half of the drafts."""
+        return sum(rows.values()) - sum(map(len, drafts.values())) // 2
+
+
+def test_verified_drafts_are_counted_and_a_row_can_have_a_cost() -> None:
+    """`settle` counts all steps from then on, and replaces vLLM's costs by one for a step and some for each row."""
+    manager = Manager()
+    worker = SimpleNamespace(model_runner=SimpleNamespace(adaptive_verification=manager))
+    llm = SimpleNamespace(collective_rpc=lambda work, args=(): [work(worker, *args)])
+    engine = Engine(**vars(LLAMA) | {"adaptive": True, "row_cost": 0.5})
+    settle(llm, engine)
+    assert manager.curves == [[(1, 0.0)], [(1, 1.5), (2, 2.0), (3, 2.5), (4, 3.0)]]
+    assert measure_again(llm, engine) == {} == Verified(llm, LLAMA).said()
+    assert engine.unusual["row_cost"] == 0.5
+    manager.get_num_tokens({"a": 8}, {"a": [1] * 7})
+    verified = Verified(llm, engine)
+    assert verified.said() == {}
+    assert manager.get_num_tokens({"a": 8, "b": 5, "prompt": 30}, {"a": [1] * 7, "b": [1] * 4}) == 38
+    assert verified.said() == {"verified": round(6 / 11, 3)}
+
+
+def test_costs_stay_those_of_the_start_if_they_cannot_be_measured_again() -> None:
+    """The benchmark names the error, and the engine goes on."""
+    llm = SimpleNamespace(collective_rpc=lambda work: [work(SimpleNamespace(model_runner=runner))])
+    runner = SimpleNamespace(adaptive_verification=Manager(), step_timing=SimpleNamespace())
+    found = measure_again(llm, Engine(**vars(LLAMA) | {"adaptive": True}))
+    assert found["costs"].startswith("AttributeError: ")
