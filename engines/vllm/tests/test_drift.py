@@ -81,7 +81,10 @@ def test_adaptive_verification_asks_our_hooks(read: Read) -> None:
 
 @EACH
 def test_dflash_calls_our_store(read: Read) -> None:
-    """DFlash stores its context by `do_kv_cache_update` of the layer, with five positional arguments."""
+    """DFlash stores its context by `do_kv_cache_update` of the layer, with five positional arguments.
+
+    On a GPU that method calls an operation of vLLM, which has the same arguments in each release.
+    """
     source = read("model_executor/models/qwen3_dflash.py")
     call = next(
         node
@@ -93,6 +96,9 @@ def test_dflash_calls_our_store(read: Read) -> None:
     assert len(call.args) == 5 and not call.keywords
     own = defined((SOURCES / "impl.py").read_text(), "DraftmarkImpl", "do_kv_cache_update")
     assert arguments(own) == ["layer", "key", "value", "kv_cache", "slot_mapping"]
+    store = defined(read("_custom_ops.py"), "reshape_and_cache_flash")
+    pages = ["key_cache", "value_cache", "slot_mapping", "kv_cache_dtype", "k_scale", "v_scale"]
+    assert arguments(store) == ["key", "value", *pages]
 
 
 @EACH
