@@ -102,7 +102,7 @@ def units(points: list[tuple[int, int]]) -> Iterator[Unit]:
 def open_engine(unit: Unit, subject: Subject, backend: str, limit: int) -> tuple[Engine, list[RankedAcceptance]]:
     """Return the engine, and the objects that force its acceptance."""
     cuda, forced = subject.model.device.type == "cuda", []
-    drafts = None if unit.speculate == "none" else Eagle(subject.head, *unit.shape)
+    drafts = None if unit.speculate == "none" or subject.head is None else Eagle(subject.head, *unit.shape)
     if drafts is not None and unit.speculate == "adaptive":
         # A row budget up to the batch size has room for the root rows only, not for drafts.
         fitting = (b for b in row_budgets(unit.batch, unit.shape[2]) if b > unit.batch)

@@ -226,6 +226,7 @@ def _speculation(case: Case, subject: Subject) -> Any:
         return None
     if case.speculate == "ngram":
         return (FindingNgram if subject.forced else Ngram)(topk, nodes)
+    assert subject.head is not None, f"{subject.name} has no draft head"
     return Eagle(subject.head, topk, steps, nodes)
 
 

@@ -19,7 +19,7 @@ from draftmark_speculative.eagle.installed import installed_head
 from draftmark_speculative.models import CausalLM, load_model, wrap_model
 from draftmark_speculative.ngram import Ngram, NgramIndex
 
-SMOLLM2, LLAMA = "SmolLM2-135M-Instruct", "Llama-3-8B-shape"
+SMOLLM2, LLAMA, SMOLLM2_SHAPE = "SmolLM2-135M-Instruct", "Llama-3-8B-shape", "SmolLM2-135M-shape"
 PEAK = 5.0
 """Factor on a random head's last norm. Its best token then has about half of the probability, as with a trained head.
 A flat head would grow trees that are wide and one level deep."""
@@ -30,12 +30,13 @@ class Subject:
     """A model and its draft head. With random weights, also the acceptance to force.
 
     Attributes:
+        head: None for a model that is only measured without a head.
         forced: kind of drafts → profile of `ForcedAcceptance`.
     """
 
     name: str
     model: CausalLM
-    head: DraftHead
+    head: DraftHead | None
     forced: dict[str, tuple[float, ...]]
 
 
@@ -56,13 +57,8 @@ def llama(profiles: dict[str, tuple[float, ...]], device: str, tiny: bool) -> Su
     if tiny:
         sizes = {**sizes, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "vocab_size": 1000}
         sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
-    config = LlamaConfig(
-        **sizes, max_position_embeddings=131072, rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
-        tie_word_embeddings=False, bos_token_id=None, eos_token_id=None, pad_token_id=None,
-    )  # fmt: skip
-    torch.manual_seed(0)
+    drawn = _random(sizes, 500000.0, dtype, device)
     with torch.device(device), torch.inference_mode():
-        drawn = AutoModelForCausalLM.from_config(config, dtype=dtype)
         layers = sizes["num_hidden_layers"]
         head = DraftHead(
             HeadConfig(
@@ -76,6 +72,28 @@ def llama(profiles: dict[str, tuple[float, ...]], device: str, tiny: bool) -> Su
     with torch.inference_mode():
         model = wrap_model(drawn, name=LLAMA)
     return Subject(LLAMA, model, head, profiles)
+
+
+def smollm2_shape(device: str) -> Subject:
+    """Return SmolLM2's shape with random weights, for speeds that depend on no text."""
+    sizes = {
+        "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
+        "num_key_value_heads": 3, "vocab_size": 49152,
+    }  # fmt: skip
+    drawn = _random(sizes, 100000.0, torch.float32 if device == "cpu" else torch.bfloat16, device)
+    with torch.inference_mode():
+        return Subject(SMOLLM2_SHAPE, wrap_model(drawn, name=SMOLLM2_SHAPE), None, {})
+
+
+def _random(sizes: dict[str, Any], theta: float, dtype: torch.dtype, device: str) -> Any:
+    """Return transformers' Llama of these sizes with random weights. Weights are drawn on the device."""
+    config = LlamaConfig(
+        **sizes, max_position_embeddings=131072, rope_parameters={"rope_type": "default", "rope_theta": theta},
+        tie_word_embeddings=False, bos_token_id=None, eos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    with torch.device(device), torch.inference_mode():
+        return AutoModelForCausalLM.from_config(config, dtype=dtype)
 
 
 @torch.inference_mode()
