@@ -40,6 +40,7 @@ from .measures import measured
 from .plan import Plan, read
 from .processes import Process, ask, free_port, wait_for
 from .servers import MODULES, Server, capacity
+from .stalls import by_mode, stalls, with_seconds
 from .workload import Workload
 
 PACKAGES = (
@@ -223,8 +224,12 @@ class Run:
             restrict = one.server.engine == "vllm" and one.server.drafter == "ngram"
             job = Job(one.process.url, asdict(workload), one.server.vocabulary, restrict)
             mark = one.watch.mark()
-            found = measured(ask(job, one.folder, self._left()))
+            answers = ask(job, one.folder, self._left())
+            found, steps = measured(answers), one.watch.steps_since(mark)
             row = {**one.server.about, "workload": workload.name, "pass": name, **found, **one.watch.since(mark)}
+            if steps:
+                row |= {"steps": by_mode(with_seconds(steps))}
+                row |= {"stalls": stalls(answers, steps, one.watch.compilations(mark))}
             self._add("rows", row)
             if one.process.state() == "ended" or found["failed"] == found["requests"]:
                 self._failed(one, f"{workload.name}, {name}")

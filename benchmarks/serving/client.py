@@ -4,7 +4,7 @@
 
 It shares no process with the server or the benchmark, and imports nothing heavy. `Job` describes JOB.json.
 ANSWERS.json has one object for each request: ``at_s`` (arrival), ``prompt_tokens``, ``new_tokens``, ``chunks`` (a list
-of seconds and tokens so far) and, if the request failed, ``failed``.
+of seconds and tokens so far), ``zero_unix_s`` (Unix time of second 0) and, if the request failed, ``failed``.
 """
 
 from __future__ import annotations
@@ -92,12 +92,13 @@ async def answers(job: Job) -> list[dict[str, Any]]:
     free = asyncio.Semaphore(workload.at_once)
     timeout = aiohttp.ClientTimeout(total=None, sock_read=job.silence_s)
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
-        began = time.perf_counter()
+        began, zero = time.perf_counter(), time.time()
 
         async def one(request: Request, sent: bytes) -> dict[str, Any]:
             await asyncio.sleep(max(0.0, began + request.at_s - time.perf_counter()))
             async with free:
-                return await _answer(session, f"{job.url}/v1/completions", request, sent, began)
+                found = await _answer(session, f"{job.url}/v1/completions", request, sent, began)
+                return found | {"zero_unix_s": zero}
 
         return list(await asyncio.gather(*map(one, requests, bodies)))
 

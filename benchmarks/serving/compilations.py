@@ -1,4 +1,4 @@
-"""Compilations of a server, counted by Triton's listener, new libraries and its log; and times of vLLM's builders."""
+"""Compilations of a server, counted by Triton's listener, new libraries and its log; times of builders and steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .hook.sitecustomize import BUILDS, FILE
+from .hook.sitecustomize import BUILDS, FILE, STEPS
 from .measures import percentile
 
 HOOK = Path(__file__).parent / "hook"
@@ -24,11 +24,12 @@ NAMES = 12
 
 @dataclass(frozen=True)
 class Mark:
-    """State of a server's files at one time: sizes in bytes of `events`, `log` and `builds`, and the libraries."""
+    """State of a server's files at one time: their sizes in bytes, and the libraries."""
 
     events: int = 0
     log: int = 0
     builds: int = 0
+    steps: int = 0
     libraries: frozenset[Path] = field(default_factory=frozenset)
 
 
@@ -52,14 +53,19 @@ class Watch:
         return self.events.with_name("builds.jsonl")
 
     @property
+    def steps(self) -> Path:
+        """File of the times of SGLang's steps, in the folder of the file of events."""
+        return self.events.with_name("steps.jsonl")
+
+    @property
     def environment(self) -> dict[str, str]:
-        """Variables that name the files of events and of the builders' times, for the server's process."""
-        return {FILE: str(self.events), BUILDS: str(self.builds)}
+        """Variables that name the files of events, of the builders' times and of the steps, for the server."""
+        return {FILE: str(self.events), BUILDS: str(self.builds), STEPS: str(self.steps)}
 
     def mark(self) -> Mark:
         """Return the state of now."""
         libraries = frozenset(self.caches.rglob("*.so"))
-        return Mark(_size(self.events), _size(self.log), _size(self.builds), libraries)
+        return Mark(*map(_size, (self.events, self.log, self.builds, self.steps)), libraries)
 
     def since(self, mark: Mark) -> dict[str, Any]:
         """Count the compilations after a mark.
@@ -71,8 +77,7 @@ class Watch:
             ``builds``, only of vLLM: number of builds and p50 and p99 of their microseconds, by the kind of step:
             "decode", "prompt", or "mixed" with both.
         """
-        lines = [json.loads(line) for line in _after(self.events, mark.events).splitlines() if line.endswith("}")]
-        compiled = [line for line in lines if not line["loaded"]]
+        lines, compiled = _lines(self.events, mark.events), self.compilations(mark)
         log = _after(self.log, mark.log)
         names = Counter(line["kernel"] for line in compiled) or Counter(MONITOR.findall(log))
         return {
@@ -86,6 +91,14 @@ class Watch:
             **self._build_times(mark),
         }
 
+    def compilations(self, mark: Mark) -> list[dict[str, Any]]:
+        """Return the compilations after a mark: ``kernel``, ``ms``, and ``at``, the Unix time of the end."""
+        return [line for line in _lines(self.events, mark.events) if not line["loaded"]]
+
+    def steps_since(self, mark: Mark) -> list[dict[str, Any]]:
+        """Return SGLang's steps after a mark, as `hook.sitecustomize.time_steps` wrote them; none of vLLM."""
+        return _lines(self.steps, mark.steps)
+
     def _build_times(self, mark: Mark) -> dict[str, Any]:
         times: dict[str, list[float]] = {}
         for line in _after(self.builds, mark.builds).splitlines():
@@ -93,6 +106,10 @@ class Watch:
                 times.setdefault(kind, []).append(us)
         found = {kind: [len(us), percentile(us, 0.5), percentile(us, 0.99)] for kind, us in sorted(times.items())}
         return {"builds": found} if found else {}
+
+
+def _lines(path: Path, start: int) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in _after(path, start).splitlines() if line.endswith("}")]
 
 
 def _size(path: Path) -> int:

@@ -16,6 +16,7 @@ from benchmarks.serving.client import ServerError, body, tokens_so_far
 from benchmarks.serving.compilations import HOOK, OURS, Mark, Watch
 from benchmarks.serving.measures import measured, percentile
 from benchmarks.serving.servers import Server, options
+from benchmarks.serving.stalls import by_mode, stalls, with_seconds
 from benchmarks.serving.workload import FIRST_ID, PERIOD, draw
 from tests.benchmarks.small_cases import WORKLOAD
 
@@ -155,6 +156,69 @@ def test_hook_times_builds_by_the_kind_of_step(tmp_path: Path) -> None:
     found = watch.since(Mark())["builds"]
     assert {kind: count for kind, (count, *_) in found.items()} == {"decode": 32, "mixed": 16, "prompt": 16}
     assert all(0 < half <= most for _, half, most in found.values())
+
+
+def a_step(mode: str, rows: int, began: float, ended: float) -> dict[str, Any]:
+    """Return a step of SGLang's scheduler, as the hook writes it."""
+    return {"mode": mode, "reqs": 2, "rows": rows, "began": began, "ended": ended, "host_ms": 1.0}
+
+
+def test_stall_has_the_steps_and_compilations_that_it_waited_for() -> None:
+    """Requests that wait for the same step are one stall; short waits and earlier steps are left out."""
+    answers = [
+        an_answer(0.0, [(1.0, 1), (1.01, 2), (1.4, 4)], zero_unix_s=1000.0),
+        an_answer(0.5, [(1.1, 1), (1.405, 4)], zero_unix_s=1000.0),
+        an_answer(0.6, [(2.0, 1), (2.1, 4)], zero_unix_s=1000.0),
+    ]
+    steps = [
+        a_step("DECODE", 2, 1000.9, 1001.0), a_step("EXTEND", 300, 1001.0, 1001.1),
+        a_step("EXTEND", 500, 1001.05, 1001.38), a_step("DECODE", 2, 1001.2, 1001.39),
+    ]  # fmt: skip
+    compiled = [{"at": 1001.3, "ms": 120.0}, {"at": 1002.5, "ms": 99.0}]
+    first, second = stalls(answers, steps, compiled)
+    assert first == {
+        "at_s": 1.01, "ms": 390.0, "requests": 2, "compiled_ms": 120.0,
+        "steps": {"EXTEND": [2, 800, 0.38], "DECODE": [1, 2, 0.01]},
+    }  # fmt: skip
+    assert (second["at_s"], second["requests"], second["compiled_ms"], second["steps"]) == (2.0, 1, 0.0, {})
+    assert by_mode(with_seconds(steps[:2])) == {"DECODE": [1, 2, 0.1], "EXTEND": [1, 300, 0.1]}
+
+
+SCHEDULER = """
+class Scheduler:
+    def run_batch(self, batch):
+        return batch.reqs
+    def process_batch_result(self, batch, result):
+        assert result == batch.reqs
+"""
+RUNS_STEPS = """
+from types import SimpleNamespace
+from sglang.srt.managers.scheduler import Scheduler
+ran, scheduler = [], Scheduler()
+for name, rows in (("EXTEND", 700), ("DECODE", None), ("DECODE", None)):
+    mode = SimpleNamespace(name=name, is_extend=lambda: name == "EXTEND")
+    batch = SimpleNamespace(reqs=[1, 2], forward_mode=mode, extend_num_tokens=rows)
+    ran.append((batch, scheduler.run_batch(batch)))
+    if len(ran) > 1:
+        scheduler.process_batch_result(*ran.pop(0))
+"""
+
+
+def test_hook_times_the_steps_of_a_scheduler(tmp_path: Path) -> None:
+    """A step is written when its result was processed, with its mode and rows, also if the next one began before."""
+    watch = a_watch(tmp_path)
+    folder = tmp_path
+    for name in ("sglang", "srt", "managers"):
+        folder /= name
+        folder.mkdir()
+        (folder / "__init__.py").touch()
+    (folder / "scheduler.py").write_text(SCHEDULER)
+    variables = Server("vllm", "CUSTOM:cuda_triton").variables(watch.caches, HOOK) | watch.environment
+    variables["PYTHONPATH"] = os.pathsep.join((str(HOOK), str(tmp_path)))
+    subprocess.run([sys.executable, "-c", RUNS_STEPS], env=variables, check=True)
+    steps = watch.steps_since(Mark())
+    assert [(one["mode"], one["reqs"], one["rows"]) for one in steps] == [("EXTEND", 2, 700), ("DECODE", 2, 2)]
+    assert all(one["began"] <= one["ended"] for one in steps)
 
 
 COMPILES = """

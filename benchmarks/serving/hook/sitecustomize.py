@@ -7,6 +7,7 @@ Python imports this module at the start of each process with this folder in PYTH
 Triton, the module sets Triton's own listener of compilations. Each compilation, and each kernel loaded from Triton's
 cache, becomes a line of JSON in the file that `FILE` names. Processes append to one file, so a line is one write.
 In the same way vLLM's builders of attention metadata get a timer. It writes to the file that `BUILDS` names.
+SGLang's scheduler gets a timer of its steps, which writes to the file that `STEPS` names.
 """
 
 import contextlib
@@ -15,11 +16,13 @@ import importlib.util
 import json
 import os
 import sys
+from collections import deque
 from functools import wraps
-from time import perf_counter
+from time import perf_counter, time
 
 FILE = "DRAFTMARK_COMPILATIONS"
 BUILDS = "DRAFTMARK_BUILD_TIMES"
+STEPS = "DRAFTMARK_STEP_TIMES"
 UNUSED = "DRAFTMARK_UNUSED_MODULES"
 KNOBS = "triton.knobs"
 BUILDERS = {
@@ -29,6 +32,7 @@ BUILDERS = {
     "draftmark_vllm.latent.builder": "DraftmarkMLABuilder",
 }
 """vLLM's builders of attention metadata that are timed, by their modules."""
+SCHEDULER = "sglang.srt.managers.scheduler"
 PROMPT_ROWS = 64
 """A step has a prompt if a request has at least this number of rows. Verified drafts are fewer."""
 FLUSHED = 32
@@ -43,6 +47,7 @@ def heard(src, metadata, metadata_group, times, cache_hit):
             "kernel": getattr(function, "__name__", None) or metadata.get("name", "unknown"),
             "module": getattr(function, "__module__", None) or "",
             "loaded": cache_hit,
+            "at": round(time(), 3),
             "ms": round(times.total / 1000, 1),
         }
         append(os.environ[FILE], line)
@@ -75,6 +80,33 @@ def timed(build):
         return made
 
     return build_and_note
+
+
+def time_steps(module):
+    """Write a line for each step of SGLang's scheduler: its mode, requests and rows, and when it began and ended.
+
+    A step begins when the scheduler launches it, and ends when the scheduler has processed its result.
+    """
+    scheduler, launched = module.Scheduler, deque()
+    run, process = scheduler.run_batch, scheduler.process_batch_result
+
+    @wraps(run)
+    def run_and_note(self, batch, *rest, **more):
+        rows = getattr(batch, "extend_num_tokens", None) if batch.forward_mode.is_extend() else None
+        reqs = len(batch.reqs)
+        launched.append({"mode": batch.forward_mode.name, "reqs": reqs, "rows": rows or reqs, "began": time()})
+        made = run(self, batch, *rest, **more)
+        launched[-1]["host_ms"] = round(1000 * (time() - launched[-1]["began"]), 2)
+        return made
+
+    @wraps(process)
+    def process_and_note(self, *rest, **more):
+        made = process(self, *rest, **more)
+        with contextlib.suppress(IndexError, OSError):
+            append(os.environ[STEPS], launched.popleft() | {"ended": time()})
+        return made
+
+    scheduler.run_batch, scheduler.process_batch_result = run_and_note, process_and_note
 
 
 def listen(module):
@@ -156,8 +188,8 @@ def run_hidden():
 
 
 if os.environ.get(FILE):
-    sys.meta_path.insert(
-        0, After({KNOBS: listen} | dict.fromkeys(BUILDERS if os.environ.get(BUILDS) else (), time_builds))
-    )
+    timers = dict.fromkeys(BUILDERS if os.environ.get(BUILDS) else (), time_builds)
+    timers |= {SCHEDULER: time_steps} if os.environ.get(STEPS) else {}
+    sys.meta_path.insert(0, After({KNOBS: listen} | timers))
     sys.meta_path.insert(0, StandIns(filter(None, os.environ.get(UNUSED, "").split(","))))
     run_hidden()
