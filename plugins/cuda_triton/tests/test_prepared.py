@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
 from draftmark import Mode
+from draftmark.lengths import UpperBound
 from draftmark_cuda_triton.launch.launcher import LAUNCHER
 from draftmark_cuda_triton.launch.metadata import write_metadata_prefill
 from draftmark_cuda_triton.launch.prepared import PreparedKernel
@@ -103,3 +105,28 @@ def test_prepared_kernel_of_another_device_launches_there(library, make_layers, 
     assert not made.again((1,), (tensor,))
     made("kernel", (1,), tensor)
     assert calls == [("kernel", (1,), tensor)]
+
+
+def test_metadata_of_a_prompt_takes_few_python_calls(library, make_layers):
+    """A prepared metadata launch of a new batch takes at most 30 Python calls, for which an engine's step waits."""
+    prefill = make_layers(Mode.EXTEND, 16).attention
+    first, second = batches_of(make_layers(Mode.EXTEND, 16), 2)
+    prefill.write_metadata(first)
+    calls = calls_of(prefill.write_metadata, replace(second, host=UpperBound((1000,) * second.num_reqs)))
+    assert library.started and len(calls) <= 30, calls
+
+
+def calls_of(function, *args):
+    """Return the names of draftmark's Python functions that a call runs, with one entry for each call."""
+    found = []
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_globals["__name__"].startswith("draftmark"):
+            found.append(frame.f_code.co_qualname)
+
+    sys.setprofile(note)
+    try:
+        function(*args)
+    finally:
+        sys.setprofile(None)
+    return found

@@ -77,8 +77,8 @@ class Prefill:
         self._room = row_tiles.shape[0] - common.SCHEDULE_HEADER_ROWS
         self._config = sizing.prefill_config(geometry)
         self._buffers = None if geometry.limits.batch_invariant else buffers
-        self._configs = self._unsplit_configs()
-        self._unsplit_plans = {config: self._make_plan(config, 1) for config in self._configs}
+        self._tiles = self._unsplit_tiles()
+        self._unsplit_plans = {tiles: self._make_plan(tiles.config, 1) for tiles in self._tiles}
         self._split_plans = self._make_split_plans()
         self._plan_of = IdentityCache[ForwardBatch, PrefillPlan](self._select_plan)
         self._warmed_up = set[Layout]()
@@ -90,7 +90,7 @@ class Prefill:
             BatchError: the batch needs more row tiles than `row_tiles` holds.
         """
         plan = self._plan_of(batch)
-        count = common.max_row_tiles(plan.config, self._shape.group, batch.num_rows, batch.padded_reqs)
+        count = common.max_row_tiles(plan.config, self._shape.group, batch.num_rows, len(batch.q_lens))
         slots, tiles = self._slots, self._row_tiles
         if count > self._room:
             raise BatchError(
@@ -203,35 +203,32 @@ class Prefill:
         show that splitting is slower.
         """
         check_dtypes(batch)
-        if self._buffers is None:
-            return self._unsplit_plans[self._config]
-        a, device = self._geometry.attention, self._geometry.device
-        rows, lens, configs = batch.q_lens, sizing.known_prefix_lens(batch), self._configs
-        unsplit = configs[0] if len(configs) == 1 else split_kv.fastest_config(a, device, configs, rows, lens)
-        config = split_kv.split_config(a, device, unsplit, rows, lens)
-        if config is None or not split_kv.splitting_pays(a, device, config, rows, lens):
+        rows, lens = batch.q_lens, sizing.known_prefix_lens(batch)
+        unsplit = split_kv.fastest_tiles(self._tiles, rows, lens)
+        split = unsplit.split(rows, lens) if self._split_plans else None
+        if split is None or not split.splitting_pays(rows, lens):
             return self._unsplit_plans[unsplit]
-        return self._split_plans[config]
+        return self._split_plans[split]
 
-    def _unsplit_configs(self) -> tuple[common.KernelConfig, ...]:
-        """Return the configurations of batches without splits. With batch invariance no batch chooses."""
-        every = sm90.prefill_configs(self._geometry.attention, self._config)
-        return every if self._buffers is not None else (self._config,)
-
-    def _make_split_plans(self) -> dict[common.KernelConfig, PrefillPlan]:
-        """Return the plans for batches with splittable row tiles, by the configuration of `split_kv.split_configs`."""
+    def _unsplit_tiles(self) -> list[split_kv.ExtendTiles]:
+        """Return the tiles of batches without splits. With batch invariance no batch chooses."""
         a, device = self._geometry.attention, self._geometry.device
-        unsplit = () if self._buffers is None else self._configs
-        num_splits = {
-            config: split_kv.prefill_splits(a, device, config)
-            for one in unsplit
-            for config in split_kv.split_configs(a, one)
-        }
-        return {config: self._make_plan(config, count) for config, count in num_splits.items() if count > 1}
+        every = (self._config,) if self._buffers is None else sm90.prefill_configs(a, self._config)
+        return [split_kv.ExtendTiles(a, device, one) for one in every]
+
+    def _make_split_plans(self) -> dict[split_kv.ExtendTiles, PrefillPlan]:
+        """Return the plans for batches with splittable row tiles; tiles of equal configuration have one plan."""
+        tiles = () if self._buffers is None else (one for all_rows in self._tiles for one in all_rows.when_split())
+        plans: dict[common.KernelConfig, PrefillPlan] = {}
+        found = {}
+        for one in tiles:
+            if one.num_splits > 1:
+                found[one] = plans.setdefault(one.config, self._make_plan(one.config, one.num_splits))
+        return found
 
     def plans(self) -> list[PrefillPlan]:
         """Return every plan that a batch can have: those without splits first."""
-        return [*self._unsplit_plans.values(), *self._split_plans.values()]
+        return list(dict.fromkeys((*self._unsplit_plans.values(), *self._split_plans.values())))
 
     def _make_plan(self, config: common.KernelConfig, num_splits: int) -> PrefillPlan:
         if not self._slots.is_cuda:

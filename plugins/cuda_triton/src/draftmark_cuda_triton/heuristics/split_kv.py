@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
+from operator import sub
 from typing import Any
 
 from draftmark import AttentionShape, DeviceProfile, ceil_div, maximum, minimum
@@ -83,45 +83,6 @@ def prefill_partial_rows(shape: AttentionShape, device: DeviceProfile, config: K
     return 2 * minimum(1, num_splits - 1) * num_splits * shape.num_kv_heads * config.block_m
 
 
-def split_config(
-    shape: AttentionShape,
-    device: DeviceProfile,
-    config: KernelConfig,
-    q_lens: tuple[int, ...],
-    lens: tuple[int, ...] | None,
-) -> KernelConfig | None:
-    """Return the configuration of an EXTEND batch that can be split along the keys; None if it has too many row tiles.
-
-    Requests of few rows use two CTAs an SM with 64 packed rows each (`with_two_ctas`). The limit is 64 packed rows, or
-    112 if there is at most one (request, KV head) pair an SM. Above 64 packed rows, `config` with one CTA an SM is kept
-    if few requests have many keys (`_one_cta_pays`): one row tile of 128 rows loads the keys once, but two row tiles of
-    64 rows load them twice.
-
-    Args:
-        config: configuration of unsplit batches.
-        q_lens: rows of each request, padding included.
-        lens: upper bounds of the live requests' prefix lengths in tokens, or None.
-    """
-    if len(q_lens) > MAX_SPLIT_ROW_TILES:
-        return None
-    rows, request_heads = max(q_lens) * shape.group_size, len(q_lens) * shape.num_kv_heads
-    if rows <= 64 or (
-        rows <= 112 and request_heads <= device.num_sms and not _one_cta_pays(shape, device, request_heads, lens)
-    ):
-        config = split_configs(shape, config)[-1]
-    count = _num_row_tiles(shape, config, q_lens)
-    return config if count <= MAX_SPLIT_ROW_TILES and prefill_splits(shape, device, config) > 1 else None
-
-
-def _one_cta_pays(
-    shape: AttentionShape, device: DeviceProfile, request_heads: int, lens: tuple[int, ...] | None
-) -> bool:
-    """Check whether loading keys once saves more than a second CTA an SM: few requests see many prefix tokens."""
-    if lens is None or 3 * request_heads > device.num_sms:
-        return False
-    return sum(visible_prefix(shape, n) for n in lens) * shape.num_kv_heads >= MIN_KEYS_PER_SM * device.num_sms
-
-
 def split_configs(shape: AttentionShape, config: KernelConfig) -> tuple[KernelConfig, ...]:
     """Return the possible results of `split_config`: `config`, and one with two CTAs an SM for requests of few rows."""
     short = (
@@ -130,94 +91,6 @@ def split_configs(shape: AttentionShape, config: KernelConfig) -> tuple[KernelCo
         else config
     )
     return (config, short) if short.ctas_per_sm == 2 and short != config else (config,)
-
-
-def fastest_config(
-    shape: AttentionShape,
-    device: DeviceProfile,
-    configs: tuple[KernelConfig, ...],
-    q_lens: tuple[int, ...],
-    lens: tuple[int, ...] | None,
-) -> KernelConfig:
-    """Return the one of `configs` that is estimated to be the fastest for an EXTEND batch.
-
-    Three consumer warp groups must be 3 % faster than two, since the estimate ignores padding in a row tile. They are
-    not considered for requests of few rows, for which `split_config` can choose two CTAs an SM.
-
-    Args:
-        configs: those of `sm90.prefill_configs`.
-        lens: upper bounds of the live requests' prefix lengths in tokens, or None.
-    """
-    if len(configs) == 1 or lens is None or max(q_lens) * shape.group_size <= 2 * 64:
-        return configs[0]
-    two, three = (TILE_COSTS[one.num_consumer_wgs] * _extend_time(shape, device, one, q_lens, lens) for one in configs)
-    return configs[1] if 100 * three < 97 * two else configs[0]
-
-
-def _extend_time(
-    shape: AttentionShape,
-    device: DeviceProfile,
-    config: KernelConfig,
-    q_lens: tuple[int, ...],
-    lens: tuple[int, ...],
-) -> int:
-    """Return the estimated time of an EXTEND batch with its row tiles whole, or split if `splitting_pays`, in KV tiles.
-
-    A split takes an eighth longer than its share of the KV tiles, and the combine as long as a few KV tiles.
-    """
-    num_ctas = device.num_sms * config.ctas_per_sm
-    lengths = _row_tile_lengths(shape, config, q_lens, lens)
-    share = ceil_div(sum(lengths) * shape.num_kv_heads, num_ctas)
-    split = split_config(shape, device, config, q_lens, lens)
-    if split is not None and splitting_pays(shape, device, split, q_lens, lens):
-        return 9 * share // 8 + split_costs(shape.value_width)[0]
-    return max(share, _unsplit_time(lengths, shape.num_kv_heads, num_ctas))
-
-
-def splitting_pays(
-    shape: AttentionShape,
-    device: DeviceProfile,
-    config: KernelConfig,
-    q_lens: tuple[int, ...],
-    lens: tuple[int, ...] | None,
-) -> bool:
-    """Check whether splitting an EXTEND batch's row tiles along the keys is estimated to be faster.
-
-    With splits, each CTA takes an even share and pays for the combine (`split_costs`). Without splits, each CTA takes
-    whole row tiles (`_unsplit_time`). `kernels.prefill_schedule.splitting_pays` repeats the estimate on the device for
-    batches of at most one row tile a CTA.
-
-    Args:
-        lens: upper bounds of the live requests' prefix lengths in tokens. Without them (None), splitting is allowed if
-            each CTA has at most one row tile, and the device decides.
-    """
-    num_ctas = device.num_sms * config.ctas_per_sm
-    if lens is None:
-        return _num_row_tiles(shape, config, q_lens) * shape.num_kv_heads <= num_ctas
-    lengths = _row_tile_lengths(shape, config, q_lens, lens)
-    count, total_tiles = len(lengths), sum(lengths)
-    if total_tiles // MIN_SPLIT_TILES <= count:
-        return False
-    share = ceil_div(total_tiles * shape.num_kv_heads, num_ctas)
-    combine_tiles, eighths, constant = split_costs(shape.value_width)
-    one_tile_a_cta = count * shape.num_kv_heads <= num_ctas
-    split_time = 3 * share // 2 + combine_tiles if one_tile_a_cta else eighths * share // 8 + constant
-    return split_time < _unsplit_time(lengths, shape.num_kv_heads, num_ctas)
-
-
-def _unsplit_time(lengths: tuple[int, ...], heads: int, num_ctas: int) -> int:
-    """Return the estimated time of unsplit row tiles, in KV tiles. CTAs process row tiles in waves, longest first.
-
-    A CTA that starts a row tile in wave n processes n row tiles of at least that tile's length. From the second wave
-    on, the estimate adds one sixteenth, because CTAs do not finish at the same time.
-
-    Args:
-        lengths: length of each row tile of one KV head, in KV tiles.
-    """
-    longest_first = sorted(lengths, reverse=True)
-    # The first row tile of a wave is its longest.
-    first_of_wave = [longest_first[first // heads] for first in range(0, len(lengths) * heads, num_ctas)]
-    return max(n if wave == 1 else 17 * wave * n // 16 for wave, n in enumerate(first_of_wave, 1))
 
 
 def split_costs(value_dim: int) -> tuple[int, int, int]:
@@ -233,37 +106,183 @@ def split_costs(value_dim: int) -> tuple[int, int, int]:
     return combine_tiles, 9, combine_tiles + 4
 
 
-def _num_row_tiles(shape: AttentionShape, config: KernelConfig, q_lens: tuple[int, ...]) -> int:
-    """Return the number of row tiles of an EXTEND batch, for each KV head."""
-    group, block_m = shape.group_size, config.block_m
-    return sum([-(-rows * group // block_m) for rows in q_lens])
+class ExtendTiles:
+    """Estimates the time of EXTEND batches with one kernel configuration. The unit is the time of a KV tile.
 
+    The host estimates in every step with a prompt. What does not depend on the batch is therefore computed once, and
+    the methods call few functions.
 
-def _row_tile_lengths(
-    shape: AttentionShape, config: KernelConfig, q_lens: tuple[int, ...], lens: tuple[int, ...]
-) -> tuple[int, ...]:
-    """Return the length of each row tile of an EXTEND batch for one KV head: KV tiles, and the fixed cost."""
-    return _lengths(shape.group_size, shape.window_left, config.block_m, config.block_n, q_lens, lens)
+    The methods take q_lens, the rows of each request with padding, and lens, upper bounds of the live requests' prefix
+    lengths in tokens, or None.
 
-
-@lru_cache(maxsize=8)
-def _lengths(
-    group: int, window: int, block_m: int, block_n: int, q_lens: tuple[int, ...], lens: tuple[int, ...]
-) -> tuple[int, ...]:
-    """Return `_row_tile_lengths`. The choices for one batch need the same lengths several times.
-
-    The host computes this in every step with a prompt, so the loop calls no function of the package.
+    Attributes:
+        config: the kernel configuration.
+        num_splits: splits of the row tiles of each KV head, if they are split; 1 if they never are.
+        two_ctas: tiles of 64 packed rows with two CTAs an SM, for split requests of few rows; None if there are none.
     """
-    found: list[int] = []
-    for rows, prefix in zip(q_lens, lens, strict=False):
-        packed = rows * group
-        if window < 0 and packed <= block_m:
+
+    def __init__(self, shape: AttentionShape, device: DeviceProfile, config: KernelConfig) -> None:
+        self.config, self._shape, self._num_sms = config, shape, device.num_sms
+        self._group, self._heads, self._window = shape.group_size, shape.num_kv_heads, shape.window_left
+        self._num_ctas, self._costs = device.num_sms * config.ctas_per_sm, split_costs(shape.value_width)
+        self.num_splits: int = prefill_splits(shape, device, config)
+        *_, last = split_configs(shape, config)
+        self.two_ctas = None if last == config else ExtendTiles(shape, device, last)
+        self._last: tuple[object, object, list[int]] = (None, None, [])
+
+    def when_split(self) -> list[ExtendTiles]:
+        """Return the possible results of `split`."""
+        return [self] if self.two_ctas is None else [self, self.two_ctas]
+
+    def split(self, q_lens: tuple[int, ...], lens: tuple[int, ...] | None) -> ExtendTiles | None:
+        """Return the tiles of a batch that can be split along the keys; None if it has too many row tiles.
+
+        Requests of few rows use two CTAs an SM with 64 packed rows each (`with_two_ctas`). The limit is 64 packed rows,
+        or 112 if there is at most one (request, KV head) pair an SM. Above 64 packed rows, one CTA an SM is kept if few
+        requests have many keys (`_one_cta_pays`): one row tile of 128 rows loads the keys once, but two row tiles of 64
+        rows load them twice.
+        """
+        if len(q_lens) > MAX_SPLIT_ROW_TILES:
+            return None
+        found, rows = self, max(q_lens) * self._group
+        if rows <= 112 and self.two_ctas is not None and (rows <= 64 or not self._one_cta_pays(len(q_lens), lens)):
+            found = self.two_ctas
+        return found if found.num_splits > 1 and found._count(q_lens) <= MAX_SPLIT_ROW_TILES else None
+
+    def splitting_pays(self, q_lens: tuple[int, ...], lens: tuple[int, ...] | None) -> bool:
+        """Check whether splitting the row tiles along the keys is estimated to be faster.
+
+        With splits, each CTA takes an even share and pays for the combine (`split_costs`). Without splits, each CTA
+        takes whole row tiles (`_unsplit_time`). `kernels.prefill_schedule.splitting_pays` repeats the estimate on the
+        device for batches of at most one row tile a CTA. Without lens, splitting is allowed if each CTA has at most one
+        row tile, and the device decides.
+        """
+        heads, num_ctas = self._heads, self._num_ctas
+        if lens is None:
+            return self._count(q_lens) * heads <= num_ctas
+        lengths = self._lengths(q_lens, lens)
+        count, total_tiles = len(lengths), sum(lengths)
+        if total_tiles // MIN_SPLIT_TILES <= count:
+            return False
+        share = -(-total_tiles * heads // num_ctas)
+        combine_tiles, eighths, constant = self._costs
+        one_tile_a_cta = count * heads <= num_ctas
+        split_time = 3 * share // 2 + combine_tiles if one_tile_a_cta else eighths * share // 8 + constant
+        return split_time < self._unsplit_time(lengths)
+
+    def time(self, q_lens: tuple[int, ...], lens: tuple[int, ...]) -> int:
+        """Return the estimated time of a batch with its row tiles whole, or split if `splitting_pays`.
+
+        A split takes an eighth longer than its share of the KV tiles, and the combine as long as a few KV tiles.
+        """
+        lengths = self._lengths(q_lens, lens)
+        share = -(-sum(lengths) * self._heads // self._num_ctas)
+        split = self.split(q_lens, lens)
+        if split is not None and split.splitting_pays(q_lens, lens):
+            return 9 * share // 8 + self._costs[0]
+        return max(share, self._unsplit_time(lengths))
+
+    def _one_cta_pays(self, num_reqs: int, lens: tuple[int, ...] | None) -> bool:
+        """Check whether requests of 65 to 112 packed rows keep one CTA an SM.
+
+        They do if there are more (request, KV head) pairs than SMs, or if loading keys once saves more than a second
+        CTA an SM: few requests see many prefix tokens.
+        """
+        pairs = num_reqs * self._heads
+        if lens is None or 3 * pairs > self._num_sms:
+            return pairs > self._num_sms
+        keys = sum(visible_prefix(self._shape, n) for n in lens) * self._heads
+        return keys >= MIN_KEYS_PER_SM * self._num_sms
+
+    def _unsplit_time(self, lengths: list[int]) -> int:
+        """Return the estimated time of unsplit row tiles of these lengths. CTAs process them in waves, longest first.
+
+        A CTA that starts a row tile in wave n processes n row tiles of at least that tile's length. From the second
+        wave on, the estimate adds one sixteenth, because CTAs do not finish at the same time.
+        """
+        heads, longest_first, found = self._heads, sorted(lengths, reverse=True), 0
+        for wave, first in enumerate(range(0, len(lengths) * heads, self._num_ctas), 1):
+            time = wave * longest_first[first // heads]  # the first row tile of a wave is its longest
+            time = time if wave == 1 else 17 * time // 16
+            found = time if time > found else found
+        return found
+
+    def _count(self, q_lens: tuple[int, ...]) -> int:
+        """Return the number of row tiles of a batch, for each KV head."""
+        group, block_m = self._group, self.config.block_m
+        return sum([-(-rows * group // block_m) for rows in q_lens])
+
+    def _lengths(self, q_lens: tuple[int, ...], lens: tuple[int, ...]) -> list[int]:
+        """Return the length of each row tile of a batch for one KV head: KV tiles, and the fixed cost.
+
+        The choices for one batch need the same lengths several times, so those of the last batch are kept.
+        """
+        last_q_lens, last_lens, found = self._last
+        if last_q_lens is q_lens and last_lens is lens:
+            return found
+        group, window, block_m, block_n = self._group, self._window, self.config.block_m, self.config.block_n
+        found = []
+        for rows, prefix in zip(q_lens, lens, strict=False):
+            packed, past = rows * group, prefix + block_n
+            if packed > block_m:  # every row tile except the last one, which ends with the request
+                ends = range(block_m - 1, packed - 1, block_m)
+                found += [(past + end // group) // block_n + OVERHEAD_TILES for end in ends]
             if packed:
-                found.append((prefix + rows - 1 + block_n) // block_n + OVERHEAD_TILES)
-            continue
-        last = prefix + rows - 1
-        for start in range(0, packed, block_m):
-            stop = (min(prefix + (start + block_m - 1) // group, last) + block_n) // block_n
-            first = 0 if window < 0 else max(prefix + start // group - window, 0) // block_n
-            found.append(stop - first + OVERHEAD_TILES)
-    return tuple(found)
+                found.append((past + rows - 1) // block_n + OVERHEAD_TILES)
+            if packed and window >= 0:
+                starts = range(0, packed, block_m)
+                hidden = [max(prefix + start // group - window, 0) // block_n for start in starts]
+                found[-len(hidden) :] = map(sub, found[-len(hidden) :], hidden)
+        self._last = q_lens, lens, found
+        return found
+
+
+def fastest_tiles(candidates: list[ExtendTiles], q_lens: tuple[int, ...], lens: tuple[int, ...] | None) -> ExtendTiles:
+    """Return the candidate that is estimated to be the fastest for an EXTEND batch.
+
+    Three consumer warp groups must be 3 % faster than two, since the estimate ignores padding in a row tile. They are
+    not considered for requests of few rows, for which `ExtendTiles.split` can choose two CTAs an SM.
+
+    Args:
+        candidates: one for each of `sm90.prefill_configs`.
+        q_lens, lens: as in `ExtendTiles`.
+    """
+    usual = candidates[0]
+    if len(candidates) == 1 or lens is None or max(q_lens) * usual._group <= 2 * 64:
+        return usual
+    two, three = (TILE_COSTS[one.config.num_consumer_wgs] * one.time(q_lens, lens) for one in candidates)
+    return candidates[1] if 100 * three < 97 * two else usual
+
+
+def split_config(
+    shape: AttentionShape,
+    device: DeviceProfile,
+    config: KernelConfig,
+    q_lens: tuple[int, ...],
+    lens: tuple[int, ...] | None,
+) -> KernelConfig | None:
+    """Return the configuration of an EXTEND batch that can be split along the keys; see `ExtendTiles.split`."""
+    found = ExtendTiles(shape, device, config).split(q_lens, lens)
+    return None if found is None else found.config
+
+
+def splitting_pays(
+    shape: AttentionShape,
+    device: DeviceProfile,
+    config: KernelConfig,
+    q_lens: tuple[int, ...],
+    lens: tuple[int, ...] | None,
+) -> bool:
+    """Check whether splitting an EXTEND batch's row tiles is estimated to be faster; see `ExtendTiles`."""
+    return ExtendTiles(shape, device, config).splitting_pays(q_lens, lens)
+
+
+def fastest_config(
+    shape: AttentionShape,
+    device: DeviceProfile,
+    configs: tuple[KernelConfig, ...],
+    q_lens: tuple[int, ...],
+    lens: tuple[int, ...] | None,
+) -> KernelConfig:
+    """Return the one of `configs` that is estimated to be the fastest for an EXTEND batch; see `fastest_tiles`."""
+    return fastest_tiles([ExtendTiles(shape, device, one) for one in configs], q_lens, lens).config

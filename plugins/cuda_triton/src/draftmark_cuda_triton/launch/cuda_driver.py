@@ -198,7 +198,7 @@ class PreparedLaunch:
 
     Attributes:
         pointers: host address of each parameter; callers can replace entries.
-        config: CUlaunchConfig; set `stream` before each call.
+        config: CUlaunchConfig; set `stream` before each call. grid: its extents, which callers can replace.
         launch_ex, call_args: ``launch_ex(*call_args)`` launches the kernel and returns a CUresult.
     """
 
@@ -221,6 +221,7 @@ class PreparedLaunch:
             (c_uint * 3)(*grid), (c_uint * 3)(*captured_launch.block), captured_launch.shared, None, self._attributes,
             len(attributes)
         )  # fmt: skip
+        self.grid = self.config.grid
         self.launch_ex, self.call_args = (
             driver.launch_ex,
             (byref(self.config), c_void_p(captured_launch.function), self.pointers, None),

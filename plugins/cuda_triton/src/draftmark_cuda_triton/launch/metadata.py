@@ -81,12 +81,13 @@ def write_metadata_prefill(
     """
     num_reqs = prefix_lens.shape[0]
     num_tiles = max_row_tiles(config, shape.group, num_rows, num_reqs)
-    grid = (max(ceil_div(max(num_rows, num_tiles), PREFILL_ROWS), ceil_div(num_splits, SCHEDULE_SPLITS)),)
+    # The host calls this in every step with a prompt, so it calls few functions.
+    grid = (max(-(-num_rows // PREFILL_ROWS), -(-num_tiles // PREFILL_ROWS), -(-num_splits // SCHEDULE_SPLITS)),)
     args = (
-        prefix_lens, q_indptr, page_table, or_placeholder(engine_slots, slot_mapping), slot_mapping, tiles,
-        or_placeholder(work, tiles), num_reqs, num_rows, num_tiles, shape.group, shape.num_kv_heads, shape.l2_keys,
+        prefix_lens, q_indptr, page_table, slot_mapping if engine_slots is None else engine_slots, slot_mapping, tiles,
+        tiles if work is None else work, num_reqs, num_rows, num_tiles, shape.group, shape.num_kv_heads, shape.l2_keys,
         page_table.stride(0), num_splits, num_ctas, shape.window_left, config.block_m, config.block_n,
-        int(engine_slots is not None),
+        0 if engine_slots is None else 1,
     )  # fmt: skip
     if prepared is not None and prepared.again(grid, args):
         return

@@ -6,10 +6,11 @@ record a launch in each of them. Here each call writes all arguments into the pa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from ctypes import addressof, c_uint64, sizeof
+from collections.abc import Callable, Sequence
+from ctypes import addressof, create_string_buffer
 from dataclasses import dataclass
 from functools import partial
+from struct import Struct
 from threading import Lock
 from typing import Any
 
@@ -28,29 +29,34 @@ class Parameters:
     """Holds a kernel's prepared launch on one device.
 
     Attributes:
+        device: index of the device.
         launch: the launch; its parameter n is a word of `words`.
-        words: uint64 ``[arguments]``, in host memory. A 32-bit parameter is the lower half of its word.
+        words: the arguments as 64-bit words, in host memory. A 32-bit parameter is the lower half of its word.
+        write_words: ``write_words(words, 0, *values)`` writes all of them; an address has less than 63 bits.
     """
 
+    device: int
     launch: PreparedLaunch
     words: Any
+    write_words: Callable[..., None]
 
 
 class PreparedKernel:
-    """Launches one kernel: a call through Triton's launcher, and `again` through the CUDA driver.
+    """Launches one kernel on one device: a call through Triton's launcher, and `again` through the CUDA driver.
 
-    Arguments are tensors and integers. The kernel must not be specialized on their values or alignments, so that Triton
-    compiles it once. The constants of all calls must be equal.
+    Arguments are tensors of that device and integers. The kernel must not be specialized on their values or alignments,
+    so that Triton compiles it once. The constants of all calls must be equal.
     """
 
     def __init__(self) -> None:
-        self._parameters: dict[int, Parameters | None] = {}
+        self._parameters: Parameters | None = None
+        self._is_refused = False
         self._lock = Lock()
 
     def __call__(self, kernel: Any, grid: tuple[int], *args: Any, **constants: Any) -> None:
         """Launch `kernel`, and prepare later launches. Arguments as in `Launcher.launch`."""
-        device, current = args[0].get_device(), driver.active.get_current_device()
-        if device in self._parameters or not self._prepare(device, current, kernel, grid, args, constants):
+        is_tried = self._is_refused or self._parameters is not None
+        if is_tried or not self._prepare(kernel, grid, args, constants):
             launch_kernel(kernel, grid, *args, **constants)
 
     def again(self, grid: tuple[int], args: Sequence[Any]) -> bool:
@@ -59,46 +65,46 @@ class PreparedKernel:
         Args:
             args: tensors, and integers that fit 32 bits.
         """
-        device, current = args[0].get_device(), driver.active.get_current_device()
-        found = self._parameters.get(device)
-        if found is None or not grid[0] or LAUNCHER.is_observed() or (device >= 0 and device != current):
+        found, active = self._parameters, driver.active
+        if found is None or not grid[0] or LAUNCHER.is_observed() or active.get_current_device() != found.device:
             return False
-        cuda_driver.bind_context(current)
-        launch = found.launch
-        values = [one if type(one) is int else one.data_ptr() for one in args]
+        cuda_driver.bind_context(found.device)
+        launch, values = found.launch, [one if type(one) is int else one.data_ptr() for one in args]
         with self._lock:
-            found.words[:] = values
-            launch.config.grid[0], launch.config.stream = grid[0], driver.active.get_current_stream(current)
+            found.write_words(found.words, 0, *values)
+            launch.grid[0], launch.config.stream = grid[0], active.get_current_stream(found.device)
             code = launch.launch_ex(*launch.call_args)
         if code:
             raise DriverError(f"cuLaunchKernelEx: CUresult {code}")
         return True
 
-    def _prepare(
-        self, device: int, current: int, kernel: Any, grid: tuple[int], args: tuple[Any, ...], constants: dict[str, Any]
-    ) -> bool:
+    def _prepare(self, kernel: Any, grid: tuple[int], args: tuple[Any, ...], constants: dict[str, Any]) -> bool:
         """Launch, and prepare later launches on the current device; return False if that is impossible now."""
+        device, current = args[0].get_device(), driver.active.get_current_device()
+        if not uses_own_launch() or LAUNCHER.is_observed() or (device >= 0 and device != current):
+            return False
         cuda_driver.bind_context(current)
         found = cuda_driver.driver()
         # A template takes captures of its own, and captures cannot nest.
-        is_capturing = found is not None and found.is_capturing(driver.active.get_current_stream(current))
-        if is_capturing or not uses_own_launch() or LAUNCHER.is_observed() or (device >= 0 and device != current):
+        if found is not None and found.is_capturing(driver.active.get_current_stream(current)):
             return False
         ((compiled, full_grid, every),) = LAUNCHER.record(partial(launch_kernel, kernel, grid, *args, **constants))
         template = make_template(compiled, full_grid, every, current)
-        self._parameters[device] = None if template is None else _parameters(template, full_grid, every, len(args))
+        self._parameters = None if template is None else _parameters(template, full_grid, every, len(args), current)
+        self._is_refused = self._parameters is None
         return True
 
 
 def _parameters(
-    template: LaunchTemplate, grid: tuple[int, ...], args: tuple[Any, ...], count: int
+    template: LaunchTemplate, grid: tuple[int, ...], args: tuple[Any, ...], count: int, device: int
 ) -> Parameters | None:
     """Return a launch that reads the first `count` arguments as words; None if one of these was compiled in."""
-    launch, words = template.launch(grid, args), (c_uint64 * count)()
+    launch, form = template.launch(grid, args), Struct(f"{count}q")
+    words = create_string_buffer(form.size)
     try:
         for arg in range(count):
-            launch.pointers[template.param_index(arg)] = addressof(words) + arg * sizeof(c_uint64)
+            launch.pointers[template.param_index(arg)] = addressof(words) + arg * (form.size // count)
     except KeyError as error:
         logger.warning("a kernel is launched through Triton's launcher: argument %s was compiled in", error)
         return None
-    return Parameters(launch, words)
+    return Parameters(device, launch, words, form.pack_into)
