@@ -33,6 +33,7 @@ class MetadataGraphs:
 
     def __init__(self, bound: BoundBackends, buffers: StepBuffers, device: torch.device) -> None:
         self._bound, self._buffers, self._device = bound, buffers, device
+        self._is_cuda = device.type == "cuda"  # torch makes a new string for each query
         self._captured: dict[tuple[int, ...], Captured] = {}
         self._prefixes: dict[tuple[int, int], GraphState] = {}
 
@@ -43,7 +44,7 @@ class MetadataGraphs:
             batch: batch of the run, already filled and prepared.
         """
         key = _key(run)
-        if key is None or _is_capturing(self._device):
+        if key is None or self._is_capturing():
             return
         tensors = _tensors(step)
         if tensors not in self._captured:
@@ -71,19 +72,21 @@ class MetadataGraphs:
     def fill(self, batch: ForwardBatch, step: Step, run: BatchRun) -> None:
         """Compute a batch's step-dependent tensors, by a replay if there is a graph for an EXTEND run."""
         graphs = None
-        if run.mode is Mode.EXTEND and not _is_capturing(self._device):
+        if run.mode is Mode.EXTEND and not self._is_capturing():
             graphs = self._prefixes.get((step.query_start.data_ptr(), step.seq_lens.data_ptr()))
         if graphs is None:
             self._buffers.fill(batch, step, run)
         else:
             graphs.replay(PREFIXES)
 
+    def _is_capturing(self) -> bool:
+        """Return whether a surrounding graph capture is active on the current stream."""
+        return self._is_cuda and torch.cuda.is_current_stream_capturing()
+
     def prepare(self, step: Step, run: BatchRun) -> ForwardBatch | None:
         """Replay the graph that writes a run's metadata, and return its batch; None if no captured graph fits."""
-        if run.mode is Mode.EXTEND:
-            return None
         key, captured = _key(run), self._captured.get(_tensors(step))
-        if key is None or captured is None or key not in captured.batches or _is_capturing(self._device):
+        if key is None or captured is None or key not in captured.batches or self._is_capturing():
             return None
         batch = captured.batches[key]
         self._bound.plan(batch)
@@ -114,8 +117,3 @@ def _tensors(step: Step) -> tuple[int, ...]:
     """Return the addresses and strides of a step's tensors. A captured graph is valid only if these are equal."""
     table = step.page_table
     return step.seq_lens.data_ptr(), table.data_ptr(), table.stride(0), table.shape[1], step.slots.data_ptr()
-
-
-def _is_capturing(device: torch.device) -> bool:
-    """Return whether a surrounding graph capture is active on the current stream."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

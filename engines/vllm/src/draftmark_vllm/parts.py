@@ -104,13 +104,15 @@ class PartsBuilder:
             capture: whether vLLM captures the step, so that its plan must be valid in every replay.
         """
         joins = self._may_join and step.causal and not (capture or self._adaptive or self._tails or self._chunk)
-        runs = (self._joined(step) if joins else ()) or self._split(step)
-        if runs and runs[-1].mode is Mode.EXTEND and step.seq_bounds is None and not capture and self._chunk is None:
+        joined = self._joined(step) if joins else None
+        runs = self._split(step) if joined is None else (joined,)
+        if step.seq_bounds is None and not capture and self._chunk is None and runs and runs[-1].mode is Mode.EXTEND:
             step = replace(step, seq_bounds=bounds_of(cam))
-            runs = (self._joined(step) if joins else ()) or runs
+            joined = self._joined(step) if joins else None
+            runs = runs if joined is None else (joined,)
         parts = []
         for run in runs:
-            batch = None if self._graphs is None else self._graphs.prepare(step, run)
+            batch = None if self._graphs is None or run.mode is Mode.EXTEND else self._graphs.prepare(step, run)
             if batch is None:
                 batch = self._launch(step, run, capture)
             parts.append((run.first_row, batch, self._bound.of(run.mode)))
@@ -121,14 +123,10 @@ class PartsBuilder:
         has_prompts = cam.max_query_len > self._verify_rows and self._chunk is None and cam.causal is True
         return step_of(cam, capture or not (has_prompts or self._host_lengths), self._exact)
 
-    def _joined(self, step: Step) -> tuple[BatchRun, ...]:
-        """Return one EXTEND run for the whole step if that is better, else an empty tuple."""
-        if step.seq_bounds is None:
-            return ()
-        run = joined_run(
-            step.query_start_host, self._verify_rows, self._ragged, step.seq_bounds, self._bound.any.extend
-        )
-        return () if run is None else (run,)
+    def _joined(self, step: Step) -> BatchRun | None:
+        """Return one EXTEND run for the whole step if that is better, else None."""
+        host, bounds = step.query_start_host, step.seq_bounds
+        return joined_run(host, self._verify_rows, self._ragged, bounds, self._bound.any.extend) if bounds else None
 
     def _split(self, step: Step) -> tuple[BatchRun, ...]:
         """Split a step into runs by the rows of its requests."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from operator import sub
+from typing import Any
 
 import torch
 
@@ -46,6 +47,31 @@ class Step:
     causal: bool = True
 
 
+class StepBatch(ForwardBatch):
+    """Batch of a run over vLLM's tensors, which is made in every step.
+
+    A frozen dataclass sets each field by a call. This class sets all of them at once, and makes `positions`, which
+    draftmark's own backends do not read, when they are read.
+
+    Args:
+        zeros: int64, at least one zero for each row; None if `fields` has positions.
+        fields: the fields of `ForwardBatch`.
+    """
+
+    def __init__(self, zeros: torch.Tensor | None = None, **fields: Any) -> None:
+        vars(self).update(fields, _zeros=zeros)
+
+    @cached_property
+    def positions(self) -> torch.Tensor:
+        """Zeros: vLLM applies rotary embedding itself.
+
+        Its positions are not used, because only runner V1 passes them, and in a draft model's first step they are the
+        target's. For windows a backend adds depth to prefix length.
+        """
+        zeros: torch.Tensor = vars(self)["_zeros"]
+        return zeros[: self.num_rows]
+
+
 class StepBuffers:
     """Holds a builder's static tensors. Each step is written into them, and captured graphs read their fixed addresses.
 
@@ -57,14 +83,13 @@ class StepBuffers:
 
     def __init__(self, max_reqs: int, max_rows: int, device: torch.device, table_columns: int = 0) -> None:
         prefix_lens = torch.zeros(max_reqs, dtype=torch.int32, device=device)
-        positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
         # Views are cached by (first, count): many steps need equal views, and a look-up is cheaper than a new view.
-        self._prefix_lens, self._positions = (
-            lru_cache(CACHE_SIZE)(partial(part, one)) for one in (prefix_lens, positions)
-        )
+        self._prefix_lens = lru_cache(CACHE_SIZE)(partial(part, prefix_lens))
+        self._zeros = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._query_start = torch.zeros(max_reqs + 1, dtype=torch.int32, device=device)
         self._counts = torch.arange(max_reqs + 1, dtype=torch.int32, device=device)
         self._table = torch.zeros(max_reqs, table_columns, dtype=torch.int32, device=device)
+        self._columns = table_columns
         self._uniform: dict[tuple[int, int], torch.Tensor] = {}
 
     def forward(self, step: Step, run: BatchRun, geometry: Geometry) -> ForwardBatch:
@@ -75,29 +100,28 @@ class StepBuffers:
 
     def batch(self, step: Step, run: BatchRun, geometry: Geometry) -> ForwardBatch:
         """Return the batch of a run. Call `fill` next, which computes the step-dependent tensors."""
-        first, reqs, row, rows = run.first_req, run.padded_reqs, run.first_row, run.num_rows
-        return ForwardBatch(
-            mode=run.mode,
+        mode, first, row, rows, q_lens = run.mode, run.first_req, run.first_row, run.num_rows, run.q_lens
+        reqs, table = len(q_lens), self._table if self._columns else step.page_table
+        is_whole = not first and reqs + 1 == len(step.query_start_host)  # most steps with a prompt
+        return StepBatch(
+            self._zeros,
+            mode=mode,
             step=0,
             prefix_lens=self._prefix_lens(first, reqs),
-            q_indptr=self._indptr(step, run),
-            page_table=self._page_table(step, run),
+            q_indptr=step.query_start if is_whole and mode not in UNIFORM else self._indptr(step, run),
+            page_table=part(table, first, reqs),  # without ENGINE_TABLE static memory for a copy
             tail=CAUSAL if step.causal else BLOCK,
-            # Zeros: vLLM applies rotary embedding itself. Its positions are not used, because only runner V1 passes
-            # them, and in a draft model's first step they are the target's. For windows a backend adds depth to prefix
-            # length.
-            positions=self._positions(0, rows),
             host=_host(step, run, geometry),
             num_reqs=run.num_reqs,
-            q_lens=run.q_lens,
-            tail_lens=run.q_lens,
+            q_lens=q_lens,
+            tail_lens=q_lens,
             num_rows=rows,
             slots=part(step.slots, row, rows) if Form.ENGINE_SLOTS in geometry.forms else None,
         )
 
     def fill(self, batch: ForwardBatch, step: Step, run: BatchRun) -> None:
         """Compute the batch's step-dependent tensors on the device. A CUDA graph can capture this call."""
-        first, reqs, columns = run.first_req, run.padded_reqs, self._table.shape[1]
+        first, reqs, columns = run.first_req, run.padded_reqs, self._columns
         if columns:
             theirs = part(step.page_table, first, reqs)
             batch.page_table[:, : theirs.shape[1]].copy_(theirs[:, :columns])
@@ -116,7 +140,7 @@ class StepBuffers:
         """
         reqs = len(self._counts) - 1
         starts, seq_lens = step.query_start, step.seq_lens
-        if self._table.shape[1] or _elements(starts) <= reqs or _elements(seq_lens) < reqs:
+        if self._columns or _elements(starts) <= reqs or _elements(seq_lens) < reqs:
             return None
         at, found = starts.storage_offset(), self._prefix_lens(0, reqs)
         first, after = (starts.as_strided((reqs,), (1,), offset) for offset in (at, at + 1))
@@ -128,21 +152,13 @@ class StepBuffers:
 
         return compute
 
-    def _page_table(self, step: Step, run: BatchRun) -> torch.Tensor:
-        """Return vLLM's page table of a run. For a backend without ENGINE_TABLE, return static memory for a copy."""
-        whole = self._table if self._table.shape[1] else step.page_table
-        return part(whole, run.first_req, run.padded_reqs)
-
     def _indptr(self, step: Step, run: BatchRun) -> torch.Tensor:
         if run.mode in UNIFORM:
             key = run.q_lens[0], run.padded_reqs
             if key not in self._uniform:
                 self._uniform[key] = self._counts[: run.padded_reqs + 1] * run.q_lens[0]
             return self._uniform[key]
-        reqs = run.padded_reqs
-        if not run.first_req and reqs + 1 == len(step.query_start_host):
-            return step.query_start
-        starts = step.query_start[run.first_req : run.first_req + reqs + 1]
+        starts = part(step.query_start, run.first_req, run.padded_reqs + 1)
         if not run.first_row:
             return starts
         return torch.sub(starts, run.first_row, out=self._query_start[: len(starts)])
