@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from operator import sub
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -191,6 +192,26 @@ def test_block_metadata_is_updated_on_the_device() -> None:
     assert batch.mode is Mode.DRAFT_BLOCK and seen == [batch]
     assert batch.prefix_lens.tolist() == [one.prefix + 7 for one in blocks] + [0]
     assert torch.equal(batch.page_table, step.page_table[:4])
+
+
+def test_step_with_a_prompt_is_built_in_few_calls() -> None:
+    """A mixed step takes at most 30 Python calls of the adapter, for which its first layer waits."""
+    problem = replace(random_problem(0, page_size=16), requests=(*DECODES, Request(3, 40)), verify_rows=1)
+    made = StepData(replace(problem, padding=0, surplus=0, loose=0))
+    builder, metadata, calls = builder_of(bound_backends(made.problem), _may_join=True), metadata_of(made.step), []
+    metadata.seq_lens_cpu_upper_bound = made.step.seq_lens
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_globals["__name__"].startswith("draftmark_vllm"):
+            calls.append(frame.f_code.co_qualname)
+
+    builder.build(0, metadata)
+    sys.setprofile(note)
+    try:
+        ((_, batch, _),) = builder.build(0, metadata).parts
+    finally:
+        sys.setprofile(None)
+    assert batch.mode is Mode.EXTEND and len(calls) <= 30, calls
 
 
 def test_arena_bytes_are_reserved_during_measurement() -> None:

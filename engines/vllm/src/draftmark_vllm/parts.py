@@ -104,12 +104,10 @@ class PartsBuilder:
             capture: whether vLLM captures the step, so that its plan must be valid in every replay.
         """
         joins = self._may_join and step.causal and not (capture or self._adaptive or self._tails or self._chunk)
-        joined = self._joined(step) if joins else None
-        runs = self._split(step) if joined is None else (joined,)
+        runs = self._runs(step, joins)
         if step.seq_bounds is None and not capture and self._chunk is None and runs and runs[-1].mode is Mode.EXTEND:
             step = replace(step, seq_bounds=bounds_of(cam))
-            joined = self._joined(step) if joins else None
-            runs = runs if joined is None else (joined,)
+            runs = self._runs(step, joins)
         parts = []
         for run in runs:
             batch = None if self._graphs is None or run.mode is Mode.EXTEND else self._graphs.prepare(step, run)
@@ -123,10 +121,14 @@ class PartsBuilder:
         has_prompts = cam.max_query_len > self._verify_rows and self._chunk is None and cam.causal is True
         return step_of(cam, capture or not (has_prompts or self._host_lengths), self._exact)
 
-    def _joined(self, step: Step) -> BatchRun | None:
-        """Return one EXTEND run for the whole step if that is better, else None."""
-        host, bounds = step.query_start_host, step.seq_bounds
-        return joined_run(host, self._verify_rows, self._ragged, bounds, self._bound.any.extend) if bounds else None
+    def _runs(self, step: Step, joins: bool) -> tuple[BatchRun, ...]:
+        """Return the runs of a step: with `joins` one EXTEND run of the whole step, if that is better."""
+        starts, bounds = step.query_start_host, step.seq_bounds
+        if joins and bounds is not None:
+            run = joined_run(starts, self._verify_rows, self._ragged, bounds, self._bound.any.extend)
+            if run is not None:
+                return (run,)
+        return self._split(step)
 
     def _split(self, step: Step) -> tuple[BatchRun, ...]:
         """Split a step into runs by the rows of its requests."""
