@@ -52,7 +52,8 @@ def environment(server: Server, rehearsed: bool = False) -> dict[str, str]:
     return found | {"SGLANG_SIMULATE_ACC_LEN": str(case.accept), "SGLANG_SIMULATE_ACC_METHOD": "match-expected"}
 
 
-NGRAM_COMPILER = {"CXX": "c++ -include cstddef"}
-"""SGLang 0.5.17 compiles its n-gram corpus at first use, and its source lacks this include."""
+NGRAM_COMPILER = {"CXX": str(Path(__file__).with_name("with_cstddef.sh"))}
+"""SGLang compiles its n-gram corpus at first use, and the source of 0.5.17 lacks an include. The compiler must be the
+path of a file, because newer releases run it without a shell."""
 ON_A_CPU = {"SGLANG_USE_CPU_ENGINE": "1", "TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1"}
 """SGLang's allocators and index kernels are Triton kernels, so a rehearsal on a CPU interprets them."""

@@ -84,8 +84,8 @@ def served(folder: Path) -> tuple[tuple[str, Case], ...]:
 
 def serve(number: int, folder: Path, rank: int, ranks: int, rehearsed: bool, checked: bool, cached: bool) -> None:
     """Decode all prompts together; write texts, verifications and the number of forwards that the ranks compared."""
-    os.environ.update(NGRAM_COMPILER | (ON_A_CPU if rehearsed else {}))
     backend, case = served(folder)[number]
+    os.environ.update((NGRAM_COMPILER if case.speculate == "ngram" else {}) | (ON_A_CPU if rehearsed else {}))
     import_sglang(rehearsed)
     if rehearsed:
         _never_wait_for_a_gpu()

@@ -82,6 +82,12 @@ def test_command_of_an_sglang_server(tmp_path: Path, drafter: str, algorithm: st
     assert server.variables(tmp_path, HOOK)["SGLANG_SIMULATE_ACC_LEN"] == "2.77"
 
 
+def test_compiler_of_ngram_servers_is_a_program(tmp_path: Path) -> None:
+    """SGLang runs the compiler of its n-gram corpus as one program, without a shell; other servers keep their own."""
+    assert os.access(Server("sglang", "fa3", "ngram").variables(tmp_path, HOOK)["CXX"], os.X_OK)
+    assert Server("sglang", "fa3", "eagle3").variables(tmp_path, HOOK).get("CXX") == os.environ.get("CXX")
+
+
 def test_command_of_a_server_with_an_mtp_tree(tmp_path: Path) -> None:
     """A tree of the model's own MTP layer has no draft model; with a prefix cache SGLang sizes KV and states."""
     pytest.importorskip("transformers.models.qwen3_next")
