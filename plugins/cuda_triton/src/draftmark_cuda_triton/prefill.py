@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import ref
 
 import torch
 
@@ -14,7 +15,7 @@ from draftmark.runtime import ForwardBatch, KVCache, record_call
 from . import sizing
 from .heuristics import common, interpreted, select, sm90, split_kv
 from .launch import attention, tma
-from .launch.layouts import IdentityCache, Layout, check_dtypes, layer_facts
+from .launch.layouts import Layout, check_dtypes, layer_facts
 from .launch.metadata import write_metadata_prefill
 from .launch.operands import AttentionParams, Operands, PartialResults, SplitBuffers
 from .launch.prepared import PreparedKernel
@@ -80,7 +81,10 @@ class Prefill:
         self._tiles = self._unsplit_tiles()
         self._unsplit_plans = {tiles: self._make_plan(tiles.config, 1) for tiles in self._tiles}
         self._split_plans = self._make_split_plans()
-        self._plan_of = IdentityCache[ForwardBatch, PrefillPlan](self._select_plan)
+        self._last: tuple[Callable[[], ForwardBatch | None], PrefillPlan] = (
+            (lambda: None),
+            self._unsplit_plans[self._tiles[0]],
+        )
         self._warmed_up = set[Layout]()
 
     def write_metadata(self, batch: ForwardBatch) -> None:
@@ -195,6 +199,14 @@ class Prefill:
                 split = split._replace(partials=split.partials._replace(work=empty_schedule))
             self.launch(batch.num_rows, plan.config, Operands(*tensors), empty_schedule, split)
 
+    def _plan_of(self, batch: ForwardBatch) -> PrefillPlan:
+        """Return the plan of a batch; that of the last batch is kept, because every layer needs it."""
+        last, plan = self._last
+        if last() is not batch:
+            plan = self._select_plan(batch)
+            self._last = ref(batch), plan
+        return plan
+
     def _select_plan(self, batch: ForwardBatch) -> PrefillPlan:
         """Return the plan of a batch: with kernels that can split row tiles if that is possibly faster, else without.
 
@@ -204,7 +216,7 @@ class Prefill:
         """
         check_dtypes(batch)
         rows, lens = batch.q_lens, sizing.known_prefix_lens(batch)
-        unsplit = split_kv.fastest_tiles(self._tiles, rows, lens)
+        unsplit = self._tiles[0] if len(self._tiles) == 1 else split_kv.fastest_tiles(self._tiles, rows, lens)
         split = unsplit.split(rows, lens) if self._split_plans else None
         if split is None or not split.splitting_pays(rows, lens):
             return self._unsplit_plans[unsplit]
