@@ -147,7 +147,7 @@ def test_replay_reads_current_lengths(num_consumer_wgs):
     from draftmark_cuda_triton.heuristics import common
     from draftmark_cuda_triton.launch import attention, metadata, operands
 
-    config, num_splits = common.KernelConfig(16, 64, 4, 3, 2, True), 17
+    config, num_splits = common.KernelConfig(16, 64, 4, 3, 2, common.Kernel.BOXES), 17
     if num_consumer_wgs:
         config = common.KernelConfig(64, 64, 4, 3, 2, common.Kernel.SM90, 1)
     problems = [
