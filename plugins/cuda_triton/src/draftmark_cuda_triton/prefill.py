@@ -230,13 +230,11 @@ class Prefill:
 
     def _make_split_plans(self) -> dict[split_kv.ExtendTiles, PrefillPlan]:
         """Return the plans for batches with splittable row tiles; tiles of equal configuration have one plan."""
-        tiles = () if self._buffers is None else (one for all_rows in self._tiles for one in all_rows.when_split())
-        plans: dict[common.KernelConfig, PrefillPlan] = {}
-        found = {}
-        for one in tiles:
-            if one.num_splits > 1:
-                found[one] = plans.setdefault(one.config, self._make_plan(one.config, one.num_splits))
-        return found
+        every = () if self._buffers is None else (one for unsplit in self._tiles for one in unsplit.when_split())
+        tiles = [one for one in every if one.num_splits > 1]
+        num_splits = {one.config: one.num_splits for one in tiles}
+        plans = {config: self._make_plan(config, count) for config, count in num_splits.items()}
+        return {one: plans[one.config] for one in tiles}
 
     def plans(self) -> list[PrefillPlan]:
         """Return every plan that a batch can have: those without splits first."""
