@@ -99,7 +99,8 @@ class DraftmarkBuilder(PartsBuilder, AttentionMetadataBuilder[StepMetadata]):  #
         refresh_parts(metadata.parts, metadata.seq_lens, metadata.page_table)
 
     def _build(self, cam: Any, capture: bool) -> StepMetadata:
-        self._follow_layers()
+        if len(self.layer_names) != self._num_layers:
+            self._follow_layers()
         step = self._step(cam, capture)
         return StepMetadata(self._parts(step, cam, capture), step.seq_lens, step.causal, step.page_table)
 

@@ -33,7 +33,8 @@ class MetadataGraphs:
 
     def __init__(self, bound: BoundBackends, buffers: StepBuffers, device: torch.device) -> None:
         self._bound, self._buffers, self._device = bound, buffers, device
-        self._is_cuda = device.type == "cuda"  # torch makes a new string for each query
+        # Whether a surrounding graph capture is active on the current stream.
+        self._is_capturing = torch.cuda.is_current_stream_capturing if device.type == "cuda" else bool
         self._captured: dict[tuple[int, ...], Captured] = {}
         self._prefixes: dict[tuple[int, int], GraphState] = {}
 
@@ -78,10 +79,6 @@ class MetadataGraphs:
             self._buffers.fill(batch, step, run)
         else:
             graphs.replay(PREFIXES)
-
-    def _is_capturing(self) -> bool:
-        """Return whether a surrounding graph capture is active on the current stream."""
-        return self._is_cuda and torch.cuda.is_current_stream_capturing()
 
     def prepare(self, step: Step, run: BatchRun) -> ForwardBatch | None:
         """Replay the graph that writes a run's metadata, and return its batch; None if no captured graph fits."""

@@ -140,10 +140,9 @@ class PartsBuilder:
         return split_decodes_prefills(step.query_start_host, step.num_rows, self._verify_rows, self._ragged)
 
     def _follow_layers(self) -> None:
-        """Bind again if runner V1 has added a draft model's layers since."""
-        if len(self.layer_names) != self._num_layers:
-            self._bind(self._layers())
-            self._graphs = self._new_graphs()
+        """Bind again, because runner V1 has added a draft model's layers."""
+        self._bind(self._layers())
+        self._graphs = self._new_graphs()
 
     def _launch(self, step: Step, run: BatchRun, capture: bool) -> ForwardBatch:
         """Prepare a run by separate kernel launches. If vLLM captures the step, capture these launches as well."""

@@ -58,7 +58,8 @@ class DraftmarkMLABuilder(PartsBuilder, MLACommonMetadataBuilder[MLACommonMetada
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
         """Split a step into decodes and prompts, and build the metadata of both."""
-        self._follow_layers()
+        if len(self.layer_names) != self._num_layers:
+            self._follow_layers()
         self._cam = common_attn_metadata
         try:
             return super().build(common_prefix_len, common_attn_metadata, fast_build)
