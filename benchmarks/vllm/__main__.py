@@ -43,7 +43,7 @@ from benchmarks.origin import visible_device
 from benchmarks.runs import resumed
 
 from . import latent_model
-from .confident import measure_again, settle
+from .confident import settle
 from .cores import on_core
 from .drafting import drafted
 from .engines import Engine, say
@@ -53,7 +53,7 @@ from .plan import KEPT, LISTS, PHASES, Plan, alike, asked, same
 from .profile import profiles
 from .shapes import SHAPES, attention_elements
 from .starts import prepare
-from .throughput import Case, medians, run, warm
+from .throughput import Case, medians, run, settled_costs, warm
 
 PACKAGES = (
     "vllm",
@@ -153,7 +153,7 @@ class Benchmark:
             ready = fleet.wait(min(self.plan.get("start_seconds", 150), self.left()), self.left())
             self.result["start_s"] = {str(number): fleet.ready_s[number] for number in ready}
             for number in (one for one in ready if engines[one].adaptive):
-                say({"measured again": number, **fleet.ask(number, measure_again)})
+                say({"measured again": number, **fleet.ask(number, partial(settled_costs, self.given.cases))})
             rounds = self.given.rounds()
             after = self.plan.get("profile_after", len(rounds))
             for number, beside in enumerate(rounds, 1):

@@ -9,7 +9,7 @@ from typing import Any
 
 from draftmark import DTYPE_BYTES
 
-from .confident import Verified, make_confident, settle
+from .confident import Verified, make_confident, measure_again, settle
 from .engines import BLOCK_LAYERS, KV_DTYPES, Engine, prompts
 from .shapes import SHAPES
 
@@ -242,10 +242,26 @@ def warm(cases: dict[str, list[Case]], llm: Any, engine: Engine) -> None:
     if engine.drafts and engine.drafter == "dflash":
         llm.collective_rpc(make_confident)
     settle(llm, engine)
+    _run_each(cases, llm, engine, 4)
+
+
+def settled_costs(cases: dict[str, list[Case]], llm: Any, engine: Engine) -> dict[str, Any]:
+    """Measure the costs of adaptive verification while no other engine runs, then run each of the engine's cases once.
+
+    vLLM estimates how many drafts are accepted every 100 steps (`OnlineAcceptanceEstimator`), and verifies all of them
+    until then. It compiles what estimates and what cuts drafts at the first use.
+    """
+    found = measure_again(llm, engine)
+    _run_each(cases, llm, engine, None)
+    return found
+
+
+def _run_each(cases: dict[str, list[Case]], llm: Any, engine: Engine, most: int | None) -> None:
+    """Run each case of an engine once, with at most `most` steps, except long prefills."""
     for phase in phases(engine):
         for case in cases.get(phase, ()):
             if case.asked_of(engine) and not case.is_long:
-                run(replace(case, steps=min(case.steps, 4)), llm, engine)
+                run(case if most is None else replace(case, steps=min(case.steps, most)), llm, engine)
 
 
 def medians(rows: list[dict[str, Any]]) -> dict[str, Any]:
