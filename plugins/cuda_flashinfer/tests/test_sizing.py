@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+import torch
 
 from draftmark import DRAFT_MODES, TARGET_MODES, AttentionShape, Mode
 from draftmark_contract.roles import with_roles
@@ -14,6 +15,7 @@ from draftmark_contract.sizing.batches import BatchShape, Group, limit_batches
 from draftmark_contract.sizing.required_sizes import required_sizes_of
 from draftmark_contract.sizing.usage import PlainBatch
 from draftmark_cuda_flashinfer import contract, levels, partition, sizing, version
+from draftmark_cuda_flashinfer.planning import Planner
 
 HEADS = [AttentionShape(8, 2, 128, 64), AttentionShape(32, 8, 128, 16), AttentionShape(4, 4, 64, 1),
          AttentionShape(8, 1, 256, 128), AttentionShape(9, 3, 64, 3, window_left=100)]  # fmt: skip
@@ -62,6 +64,17 @@ def test_usage_equals_the_librarys_use(make_geometry, library_plan):
                     assert (used[sizing.FLOATS], used[sizing.INTS]) == (floats, ints), (geometry, mode, count)
                     checked += 1
     assert checked > 500
+
+
+def test_planner_reads_host_numbers_only(make_geometry):
+    """The planner's arguments of each uniform mode are made from counts and lengths, on a machine with the GPU too."""
+    for geometry in geometries(make_geometry):
+        planner = Planner(geometry, torch.empty(sizing.HOST_INDPTRS, geometry.max_reqs + 1, dtype=torch.int32))
+        for mode in set(geometry.modes) - {Mode.EXTEND}:
+            extent = geometry.extent(mode)
+            groups = (Group(2, 100, extent.q_len, extent.tail_len),)
+            paged, masked = planner.requests(PlainBatch(BatchShape(mode, 0, groups)))
+            assert paged.rows == 2 * extent.q_len and (masked is not None) == levels.is_masked(geometry, mode)
 
 
 def test_declared_workspaces_are_the_largest_use(make_geometry):

@@ -69,7 +69,7 @@ class FlashInferBackend:
     def plan(self, batch: ForwardBatch) -> None:
         """Plan one or two passes from the host's exact lengths, and enqueue one or two small copies to the device."""
         check_batch(batch, self.geometry)
-        paged, masked = self._planner.requests(batch)
+        paged, masked = self._planner.requests(batch, causal=not isinstance(batch.tail, Block))
         if self._vendor is None:
             return
         with self._staging.slot() as pinned:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from draftmark import BatchError, Geometry, Mode
-from draftmark.runtime import Block, Exact
+from draftmark.runtime import Exact
 
 from . import levels, partition, sizing
 from .partition import Partition
@@ -41,14 +41,17 @@ class Planner:
         self._uniform_rows = {q: self._ones * q for q in {geometry.extent(mode).q_len for mode in uniform}}
         self._partitions: dict[tuple[Mode, int], tuple[Partition, Partition | None]] = {}
 
-    def requests(self, batch: ForwardBatch) -> tuple[Request, Request | None]:
+    def requests(self, batch: ForwardBatch, *, causal: bool = True) -> tuple[Request, Request | None]:
         """Return the planner's arguments for the pass over pages, and for the masked pass (None if there is none).
 
         They are valid until the next call. Only host numbers of `batch` are read.
+
+        Args:
+            causal: False for a `Block` tail. FlashInfer's workspace sizes do not depend on it.
         """
         if not batch.uniform:
             return self._ragged(batch), None
-        return self._uniform(batch, batch.q_lens[0])
+        return self._uniform(batch, batch.q_lens[0], causal)
 
     def _ragged(self, batch: ForwardBatch) -> Request:
         geometry, count = self._geometry, batch.padded_reqs
@@ -59,7 +62,7 @@ class Planner:
         ids.copy_(_offsets(pages))
         return Request(rows, ids, batch.num_rows, a.page_size, True, a.window_left, cut)
 
-    def _uniform(self, batch: ForwardBatch, q_len: int) -> tuple[Request, Request | None]:
+    def _uniform(self, batch: ForwardBatch, q_len: int, causal: bool) -> tuple[Request, Request | None]:
         a, count = self._geometry.attention, batch.padded_reqs
         cut, masked = self._partition(batch.mode, count, q_len)
         rows, ones = self._uniform_rows[q_len][: count + 1], self._ones[: count + 1]
@@ -68,7 +71,6 @@ class Planner:
             ids = self._indptrs(count)[1]
             ids.copy_(_offsets(sizing.host_pages(self._geometry, batch)))
         if masked is None:
-            causal = not isinstance(batch.tail, Block)
             return Request(rows, ids, batch.num_rows, a.page_size, causal, a.window_left, cut, q_len), None
         paged = Request(rows, ids, batch.num_rows, a.page_size, False, -1, cut, q_len)
         # The masked pass is planned with one token per request, because its plan does not split keys and so does not
