@@ -44,7 +44,7 @@ def trial(one: Distribution, dist: Path, folder: Path, sample: int) -> str:
     for name in one.backends:
         part = ("--sample", str(sample), "--allow-part")
         _run(python, "-m", "draftmark_tools.cli", "contract", name, "--tier", "sizing", *part)
-    cases = f"{sample} cases of each check" if sample else "all cases"
+    cases = f"{sample} {'case' if sample == 1 else 'cases'} of each check" if sample else "all cases"
     judged = " with ".join([", ".join(one.backends), *others])
     return f"{one.name}: installed without other packages; sizing tier of {judged}, {cases}: passed"
 
