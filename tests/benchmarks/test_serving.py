@@ -134,7 +134,7 @@ def test_plan_can_run(path: Path) -> None:
         own = plan.workloads[: server.workloads or None]
         assert all(one.prompt[1] + one.new[1] + server.drafts < server.max_model_len for one in own)
         assert all(one.at_once <= server.max_num_seqs for one in own)
-        assert all(one.prompt[1] > server.max_num_batched_tokens for one in own), "no prompt is cut in chunks"
+        assert any(one.prompt[1] > server.max_num_batched_tokens for one in own), "no prompt is cut in chunks"
     for wave in plan.waves:
         engines = [engine_of(one) for one in wave]
         kv = sum(one.kv_tokens * token_bytes(engine) for one, engine in zip(wave, engines, strict=True))
