@@ -128,7 +128,7 @@ def _ended(record: Row) -> list[str]:
     found = [f"* {name}: no compilation in {count} passes." for name, count in strict.items()]
     found += [f"* {_named(row)}, {row['what']}: {row['why']}" for row in record["failed"]]
     for why in dict.fromkeys(row["why"] for row in record["not_run"]):
-        names = dict.fromkeys(_named(row) for row in record["not_run"] if row["why"] == why)
+        names = dict.fromkeys(_named(_unmonitored(row)) for row in record["not_run"] if row["why"] == why)
         found.append(f"* Not run, {why}: {'; '.join(names)}.")
     found += [f"* {note}" for note in record.get("notes", ())]
     return ["\n".join(found)] if found else []
