@@ -165,6 +165,9 @@ ACLNN(aclnnInplaceAddcmul, (Tensor self, Tensor first, Tensor second, Scalar val
 ACLNN(aclnnNanToNum, (Tensor self, float nan, float high, float low, Tensor out), {
     return into(out, [=, a = T(self)] { return at::nan_to_num(a, nan, high, low); });
 })
+ACLNN(aclnnInplaceNanToNum, (Tensor self, float nan, float high, float low), {
+    return into(self, [=, a = T(self)] { return at::nan_to_num(a, nan, high, low); });
+})
 ACLNN(aclnnSWhere, (Tensor condition, Tensor self, Tensor other, Tensor out), {
     return into(out, [c = T(condition), a = T(self), b = T(other)] { return at::where(c, a, b); });
 })

@@ -136,3 +136,11 @@ ACLNN(aclnnNonzero, (Tensor self, Tensor out), {
         out->sizes[0] = found.size(0);
     };
 })
+// The transposed form, of indexing by a bool mask: the output begins with all coordinates of the first dimension.
+ACLNN(aclnnNonzeroV2, (Tensor self, Tensor out), {
+    return [a = T(self), o = T(out), out]() mutable {
+        auto found = at::nonzero(a).t();
+        o.flatten().slice(0, 0, found.numel()).copy_(found.flatten());
+        out->sizes[1] = found.size(1);
+    };
+})
