@@ -83,7 +83,7 @@ class AscendLatentBackend(AscendBackend):
         rows, slots = batch.q_lens[0], batch.tail_lens[0]
         gathered = [part.flatten(0, 1).index_select(0, marks.slots) for part in cache.parts]
         keys = torch.cat(gathered, -1).float().view(reqs, slots, -1)
-        logits = torch.bmm(q.float().view(reqs, rows * heads, -1), keys.transpose(1, 2)).mul_(self._scale)
+        logits = torch.bmm(q.float().reshape(reqs, rows * heads, -1), keys.transpose(1, 2)).mul_(self._scale)
         hidden = marks.mask.view(reqs, rows, 1, slots).bool()
         logits.view(reqs, rows, heads, slots).masked_fill_(hidden, float("-inf"))
         values = keys[..., : self.geometry.attention.value_width]
