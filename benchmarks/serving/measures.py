@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 SHARES = {"p50": 0.5, "p99": 0.99, "worst": 1.0}
 """Names of the percentiles of a record."""
+LONGEST = 0.01
+"""Share of the waits, the longest ones, for a mean. It varies less than p99, which can lie between two long steps."""
 
 
 def percentile(values: Iterable[float], share: float) -> float:
@@ -17,11 +20,18 @@ def percentile(values: Iterable[float], share: float) -> float:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
+def mean_of_longest(values: Iterable[float]) -> float:
+    """Return the mean of the `LONGEST` share of all values, at least one."""
+    ordered = sorted(values, reverse=True)
+    return fmean(ordered[: max(1, math.ceil(LONGEST * len(ordered)))])
+
+
 def measured(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the measures of a client's answers (see `client`).
 
     ``tokens_per_s`` counts new tokens from the first arrival to the last token. A chunk has the tokens of one step of
-    the engine, so ``between_…_ms`` are times between two steps of a request, waits for other requests included.
+    the engine, so ``between_…_ms`` are times between two steps of a request, waits for other requests included;
+    ``between_longest_ms`` is the mean of the longest 1 % of them.
     A request that failed or got fewer tokens than it requested is only counted.
     """
     good = [one for one in answers if _is_whole(one)]
@@ -45,6 +55,7 @@ def measured(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "tokens_per_chunk": round(tokens / chunks, 3),
         **_percentiles("first_token", first),
         **_percentiles("between", between),
+        **({"between_longest_ms": round(mean_of_longest(between), 2)} if between else {}),
     }
 
 

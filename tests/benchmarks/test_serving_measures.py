@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.serving.client import ServerError, body, tokens_so_far
 from benchmarks.serving.compilations import HOOK, OURS, Mark, Watch
-from benchmarks.serving.measures import measured, percentile
+from benchmarks.serving.measures import mean_of_longest, measured, percentile
 from benchmarks.serving.servers import Server, options
 from benchmarks.serving.stalls import by_mode, stalls, with_seconds
 from benchmarks.serving.workload import FIRST_ID, PERIOD, draw
@@ -53,6 +53,11 @@ def test_percentile_is_the_nearest_rank(share: float, value: int) -> None:
     assert percentile(range(10, 0, -1), share) == value
 
 
+def test_mean_of_the_longest_values() -> None:
+    """The mean is of one percent of the values, the largest ones, and of one value if there are few."""
+    assert mean_of_longest(range(300)) == 298 and mean_of_longest([2.0, 5.0]) == 5.0
+
+
 def an_answer(at_s: float, chunks: list[tuple[float, int]], **more: Any) -> dict[str, Any]:
     """Return a client's answer to a request of 100 prompt tokens and 4 new ones."""
     return {"at_s": at_s, "prompt_tokens": 100, "new_tokens": 4, "chunks": chunks, **more}
@@ -65,6 +70,7 @@ def test_measures_of_two_answers() -> None:
         "requests": 2, "failed": 0, "prompt_tokens": 200, "tokens": 8, "seconds": 2.0, "tokens_per_s": 4.0,
         "tokens_per_chunk": 1.6, "first_token_p50_ms": 100.0, "first_token_p99_ms": 500.0,
         "first_token_worst_ms": 500.0, "between_p50_ms": 100.0, "between_p99_ms": 800.0, "between_worst_ms": 800.0,
+        "between_longest_ms": 800.0,
     }  # fmt: skip
 
 
