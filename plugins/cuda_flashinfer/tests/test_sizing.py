@@ -59,7 +59,7 @@ def test_usage_equals_the_librarys_use(make_geometry, library_plan):
                     floats, ints, _, _ = library(library_plan, geometry, mode, lens, step)
                     extent = geometry.extent(mode, step)
                     groups = tuple(Group(1, n, extent.q_len, extent.tail_len) for n in lens)
-                    used = contract.plugin_usage(geometry, PlainBatch(BatchShape(mode, step, groups)))
+                    used = contract.usage(geometry, PlainBatch(BatchShape(mode, step, groups)))
                     ints += sizing.plan_offset(geometry, mode, step)
                     assert (used[sizing.FLOATS], used[sizing.INTS]) == (floats, ints), (geometry, mode, count)
                     checked += 1
@@ -85,7 +85,7 @@ def test_declared_workspaces_are_the_largest_use(make_geometry):
             step = geometry.last_step(mode)
             extent = geometry.extent(mode, step)
             batch = PlainBatch(BatchShape(mode, step, (Group(count, 900, extent.q_len, extent.tail_len),)))
-            for name, size in contract.plugin_usage(geometry, batch).items():
+            for name, size in contract.usage(geometry, batch).items():
                 found[name] = max(found.get(name, 0), size)
         specs = {spec.name: spec for spec in sizing.buffers(geometry)}
         assert specs[sizing.FLOATS].nbytes == found[sizing.FLOATS]

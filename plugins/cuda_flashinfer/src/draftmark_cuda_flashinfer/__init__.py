@@ -5,7 +5,6 @@ tail), so no buffer grows with rows times context.
 
 * `levels`, `partition` and `sizing` compute with integers only. `planning` makes the arguments of FlashInfer's planner.
 * `backend` is the backend, and `vendor` contains every call of FlashInfer.
-* `library` reads FlashInfer's own count of its workspaces.
 * `latent` is the backend for latent rows (MLA), over `latent_plan`, `latent_vendor` and `latent_kernels`.
 * `launch` starts the two Triton kernels of `kernels`: one fills index buffers, the other stores new keys and values.
 """

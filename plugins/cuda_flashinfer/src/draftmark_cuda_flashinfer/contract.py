@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from draftmark import Geometry, Mode
 from draftmark_contract.layouts import Layout, LengthConvention, Level, MetadataSpec, over_page_table
 
-from . import latent_plan, levels, library, partition, sizing
+from . import latent_plan, levels, partition, sizing
 
 if TYPE_CHECKING:
     from draftmark.runtime import ForwardBatch
@@ -47,20 +47,12 @@ def layouts(geometry: Geometry) -> dict[Mode, MetadataSpec]:
 def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
     """Return the bytes of workspaces, partial results and staging that one batch uses, by buffer.
 
-    The workspace counts are FlashInfer's own if this machine has the geometry's GPU, else the plugin's. The MLA module
-    has no count of its own, and its workspaces do not depend on lengths.
+    The bytes include the plan and the data that its kernels write. A draft step's plan begins after the plans of
+    earlier steps, so its bytes count from the buffer's start. The numbers come from the plugin's formulas, which need
+    neither torch nor a GPU. Device tests compare them with FlashInfer's own count.
     """
     if geometry.attention.latent:
         return latent_plan.usage(geometry, batch)
-    return plugin_usage(geometry, batch) | library.usage(geometry, batch)
-
-
-def plugin_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
-    """Return the bytes that one batch uses of each buffer of the plugin, by the plugin's own formulas.
-
-    The bytes include the plan and the data that its kernels write. A draft step's plan begins after the plans of
-    earlier steps, so its bytes count from the buffer's start.
-    """
     used = {spec.name: 0 for spec in sizing.buffers(geometry) if spec.name not in sizing.METADATA}
     a, q_len = geometry.attention, batch.q_lens[0]
     ints, tail_ints = sizing.plan_bytes(geometry)

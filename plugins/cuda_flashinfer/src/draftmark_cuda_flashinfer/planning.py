@@ -1,6 +1,6 @@
 """Arguments of FlashInfer's planner for one batch, computed on the host without a device.
 
-The backend passes them to `Vendor.plan`, and `library` passes them to `Vendor.workspace_size`.
+The backend passes them to `Vendor.plan`, and device tests pass them to `Vendor.workspace_size`.
 """
 
 from __future__ import annotations

@@ -1,36 +1,32 @@
 """Bytes of FlashInfer's workspaces as FlashInfer itself counts them, on a machine with the geometry's GPU.
 
 FlashInfer's `workspace_size` partitions the batch as its `plan` does, and writes nothing. It reads the number of SMs
-from the current device, so it is called only if that device matches the geometry.
+from the current device, so that device must match the geometry.
 """
 
 from __future__ import annotations
 
-import importlib.util
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from draftmark import DeviceProfile, Geometry
+import torch
 
-from . import levels, sizing
-from .version import ACCEPTED, installed
+from draftmark import Geometry
+from draftmark.runtime import device_profile
+from draftmark_cuda_flashinfer import levels, sizing
+from draftmark_cuda_flashinfer.planning import Planner
+from draftmark_cuda_flashinfer.vendor import Vendor
 
 if TYPE_CHECKING:
-    import torch
-
     from draftmark.runtime import ForwardBatch
 
-    from .planning import Planner
-    from .vendor import Vendor
 
-
-def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
-    """Return the bytes of workspace that FlashInfer counts for a batch, by buffer; empty without the geometry's GPU.
+def library_count(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
+    """Return the bytes of workspace that FlashInfer counts for a batch, by buffer.
 
     The first call for an attention shape builds FlashInfer's module, unless it is in FlashInfer's cache.
     """
-    if not has_device(geometry.device):
-        return {}
+    assert device_profile("cuda") == geometry.device, "FlashInfer counts for the current GPU"
     planner, vendor, device = _planner_and_vendor(geometry)
     paged, masked = planner.requests(batch)
     floats, ints = vendor.workspace_size(paged, device)
@@ -42,26 +38,9 @@ def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
     return found
 
 
-@cache
-def has_device(device: DeviceProfile) -> bool:
-    """Return true if an accepted FlashInfer is installed and the current GPU equals `device`."""
-    if device.kind != "cuda" or installed() not in ACCEPTED or importlib.util.find_spec("torch") is None:
-        return False
-    import torch
-
-    from draftmark.runtime import device_profile
-
-    return torch.cuda.is_available() and device_profile("cuda") == device
-
-
 @lru_cache(maxsize=8)
 def _planner_and_vendor(geometry: Geometry) -> tuple[Planner, Vendor, torch.Tensor]:
     """Return (planner, vendor, tensor on the GPU). FlashInfer's `workspace_size` takes the device from the tensor."""
-    import torch
-
-    from .planning import Planner
-    from .vendor import Vendor
-
     host = torch.empty(sizing.HOST_INDPTRS, geometry.max_reqs + 1, dtype=torch.int32)
     vendor = Vendor(geometry.attention, pdl=False, masked=bool(levels.masked_modes(geometry)))
     return Planner(geometry, host), vendor, torch.empty(16, dtype=torch.uint8, device="cuda")
