@@ -63,7 +63,7 @@ class Watch:
         return {FILE: str(self.events), BUILDS: str(self.builds), STEPS: str(self.steps)}
 
     def mark(self) -> Mark:
-        """Return the state of now."""
+        """Return the current state."""
         libraries = frozenset(self.caches.rglob("*.so"))
         return Mark(*map(_size, (self.events, self.log, self.builds, self.steps)), libraries)
 
@@ -96,7 +96,7 @@ class Watch:
         return [line for line in _lines(self.events, mark.events) if not line["loaded"]]
 
     def steps_since(self, mark: Mark) -> list[dict[str, Any]]:
-        """Return SGLang's steps after a mark, as `hook.sitecustomize.time_steps` wrote them; none of vLLM."""
+        """Return SGLang's steps after a mark, as `hook.sitecustomize.time_steps` wrote them; empty for vLLM."""
         return _lines(self.steps, mark.steps)
 
     def _build_times(self, mark: Mark) -> dict[str, Any]:

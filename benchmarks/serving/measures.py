@@ -11,7 +11,7 @@ from typing import Any
 SHARES = {"p50": 0.5, "p99": 0.99, "worst": 1.0}
 """Names of the percentiles of a record."""
 LONGEST = 0.01
-"""Share of the waits, the longest ones, for a mean. It varies less than p99, which can lie between two long steps."""
+"""Share of the waits that `mean_of_longest` averages. It varies less than p99, which can lie between two steps."""
 
 
 def percentile(values: Iterable[float], share: float) -> float:

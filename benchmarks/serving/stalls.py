@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 MOST = 8
-"""Number of waits in a row."""
+"""Largest number of waits that a record keeps of one pass."""
 SHORTEST_S = 0.05
 """Shortest wait that counts."""
 TOGETHER_S = 0.02

@@ -106,7 +106,7 @@ class Verified:
         (found,) = self._llm.collective_rpc(counted_drafts)
         return found[0], found[1]
 
-    def said(self) -> dict[str, float]:
+    def share(self) -> dict[str, float]:
         """Return ``verified``: verified drafts divided by scheduled ones; nothing for other engines."""
         (scheduled, verified), (scheduled_before, verified_before) = self._counts(), self._before
         if scheduled == scheduled_before:

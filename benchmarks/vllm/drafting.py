@@ -47,5 +47,5 @@ def drafted(folder: Path, llm: Any, engine: Engine) -> dict[str, Any]:
         "step_ms": round(1000 * seconds / max(1, steps), 3),
         "tokens_per_round": round((made - len(prompts)) / rounds, 3),
         "rounds": rounds,
-        **verified.said(),
+        **verified.share(),
     }

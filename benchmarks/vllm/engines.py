@@ -45,7 +45,7 @@ class Engine:
         drafter: "ngram", "eagle3" for a draft head of the target's size, "dflash" for a block drafter, or "mtp"
             for the model's own layer.
         adaptive: vLLM's adaptive verification: the device decides how many drafts of each request a step verifies.
-        row_cost: cost of a verified row, where a step costs one, for adaptive verification; None for vLLM's own
+        row_cost: cost of a verified row for adaptive verification, in units of a step's fixed cost; None for vLLM's own
             measurement, in which the rows of a small model cost nothing.
         debug: draftmark checks every step and compares the ranks; each check waits for the device.
         random_weights: weights of a fixed seed are written and loaded; otherwise vLLM fills in dummy weights.

@@ -148,7 +148,7 @@ def run(case: Case, llm: Any, engine: Engine, watch: Watch | None = None) -> dic
     watch.end()
     if loop.has_unfinished_requests():
         loop.abort_request(names)
-    return _row(case, engine, began, first, ended, sum(counts.values()) - at_first, steps) | verified.said()
+    return _row(case, engine, began, first, ended, sum(counts.values()) - at_first, steps) | verified.share()
 
 
 def _row(case: Case, engine: Engine, began: float, first: float, ended: float, made: int, steps: int) -> dict[str, Any]:
@@ -248,8 +248,8 @@ def warm(cases: dict[str, list[Case]], llm: Any, engine: Engine) -> None:
 def settled_costs(cases: dict[str, list[Case]], llm: Any, engine: Engine) -> dict[str, Any]:
     """Measure the costs of adaptive verification while no other engine runs, then run each of the engine's cases once.
 
-    vLLM estimates how many drafts are accepted every 100 steps (`OnlineAcceptanceEstimator`), and verifies all of them
-    until then. It compiles what estimates and what cuts drafts at the first use.
+    Every 100 steps vLLM estimates how many drafts are accepted (`OnlineAcceptanceEstimator`); before the first estimate
+    it verifies all of them. It compiles the kernels that estimate acceptance and cut drafts at their first use.
     """
     found = measure_again(llm, engine)
     _run_each(cases, llm, engine, None)

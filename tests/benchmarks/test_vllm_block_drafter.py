@@ -98,24 +98,24 @@ class Manager:
 
 
 def test_verified_drafts_are_counted_and_a_row_can_have_a_cost() -> None:
-    """`settle` counts all steps from then on, and replaces vLLM's costs by one for a step and some for each row."""
+    """`settle` counts drafts from then on, and replaces vLLM's costs: 1 for a step, and `row_cost` for each row."""
     manager = Manager()
     worker = SimpleNamespace(model_runner=SimpleNamespace(adaptive_verification=manager))
     llm = SimpleNamespace(collective_rpc=lambda work, args=(): [work(worker, *args)])
     engine = Engine(**vars(LLAMA) | {"adaptive": True, "row_cost": 0.5})
     settle(llm, engine)
     assert manager.curves == [[(1, 0.0)], [(1, 1.5), (2, 2.0), (3, 2.5), (4, 3.0)]]
-    assert measure_again(llm, engine) == {} == Verified(llm, LLAMA).said()
+    assert measure_again(llm, engine) == {} == Verified(llm, LLAMA).share()
     assert engine.unusual["row_cost"] == 0.5
     manager.get_num_tokens({"a": 8}, {"a": [1] * 7})
     verified = Verified(llm, engine)
-    assert verified.said() == {}
+    assert verified.share() == {}
     assert manager.get_num_tokens({"a": 8, "b": 5, "prompt": 30}, {"a": [1] * 7, "b": [1] * 4}) == 38
-    assert verified.said() == {"verified": round(6 / 11, 3)}
+    assert verified.share() == {"verified": round(6 / 11, 3)}
 
 
 def test_costs_stay_those_of_the_start_if_they_cannot_be_measured_again() -> None:
-    """The benchmark names the error, and the engine goes on."""
+    """The benchmark reports the error, and the engine keeps the costs that vLLM measured at its start."""
     llm = SimpleNamespace(collective_rpc=lambda work: [work(SimpleNamespace(model_runner=runner))])
     runner = SimpleNamespace(adaptive_verification=Manager(), step_timing=SimpleNamespace())
     found = measure_again(llm, Engine(**vars(LLAMA) | {"adaptive": True}))

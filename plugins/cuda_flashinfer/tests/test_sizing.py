@@ -67,7 +67,7 @@ def test_usage_equals_the_librarys_use(make_geometry, library_plan):
 
 
 def test_planner_reads_host_numbers_only(make_geometry):
-    """The planner's arguments of each uniform mode are made from counts and lengths, on a machine with the GPU too."""
+    """The planner computes the arguments of each uniform mode from counts and lengths only."""
     for geometry in geometries(make_geometry):
         planner = Planner(geometry, torch.empty(sizing.HOST_INDPTRS, geometry.max_reqs + 1, dtype=torch.int32))
         for mode in set(geometry.modes) - {Mode.EXTEND}:

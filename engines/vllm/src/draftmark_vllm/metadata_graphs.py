@@ -33,7 +33,7 @@ class MetadataGraphs:
 
     def __init__(self, bound: BoundBackends, buffers: StepBuffers, device: torch.device) -> None:
         self._bound, self._buffers, self._device = bound, buffers, device
-        # Whether a surrounding graph capture is active on the current stream.
+        # Returns whether a surrounding graph capture is active on the current stream; on a CPU, bool() is False.
         self._is_capturing = torch.cuda.is_current_stream_capturing if device.type == "cuda" else bool
         self._captured: dict[tuple[int, ...], Captured] = {}
         self._prefixes: dict[tuple[int, int], GraphState] = {}

@@ -50,8 +50,8 @@ class Step:
 class StepBatch(ForwardBatch):
     """Batch of a run over vLLM's tensors, which is made in every step.
 
-    A frozen dataclass sets each field by a call. This class sets all of them at once, and makes `positions`, which
-    draftmark's own backends do not read, when they are read.
+    A frozen dataclass sets each field by a call; this class sets all fields at once. It creates `positions` at first
+    read, because draftmark's own backends do not read them.
 
     Args:
         zeros: int64, at least one zero for each row; None if `fields` has positions.
@@ -102,14 +102,14 @@ class StepBuffers:
         """Return the batch of a run. Call `fill` next, which computes the step-dependent tensors."""
         mode, first, row, rows, q_lens = run.mode, run.first_req, run.first_row, run.num_rows, run.q_lens
         reqs, table = len(q_lens), self._table if self._columns else step.page_table
-        is_whole = not first and reqs + 1 == len(step.query_start_host)  # most steps with a prompt
+        is_whole = not first and reqs + 1 == len(step.query_start_host)  # true in most steps with a prompt
         return StepBatch(
             self._zeros,
             mode=mode,
             step=0,
             prefix_lens=self._prefix_lens(first, reqs),
             q_indptr=step.query_start if is_whole and mode not in UNIFORM else self._indptr(step, run),
-            page_table=part(table, first, reqs),  # without ENGINE_TABLE static memory for a copy
+            page_table=part(table, first, reqs),  # without ENGINE_TABLE, `fill` copies the table into static memory
             tail=CAUSAL if step.causal else BLOCK,
             host=_host(step, run, geometry),
             num_reqs=run.num_reqs,

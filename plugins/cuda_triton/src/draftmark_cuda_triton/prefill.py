@@ -223,7 +223,7 @@ class Prefill:
         return self._split_plans[split]
 
     def _unsplit_tiles(self) -> list[split_kv.ExtendTiles]:
-        """Return the tiles of batches without splits. With batch invariance no batch chooses."""
+        """Return the tiles of batches without splits. With batch invariance there is only one configuration."""
         a, device = self._geometry.attention, self._geometry.device
         every = (self._config,) if self._buffers is None else sm90.prefill_configs(a, self._config)
         return [split_kv.ExtendTiles(a, device, one) for one in every]

@@ -224,7 +224,7 @@ class Pool:
                 raise RunStopped(f"in a further process {row[1]}" if row[0] == Answer.FAILED else row[1])
 
     def too_short(self, results: Iterable[Result]) -> str:
-        """Return as a clause why the limit leaves no verdict; "" if it ended no item, or if an item failed.
+        """Return why the time limit leaves no verdict, as a clause; "" if it ended no item, or if an item failed.
 
         Args:
             results: all results of the run, also those of an earlier run with the same journal.

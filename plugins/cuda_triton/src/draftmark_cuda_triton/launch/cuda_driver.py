@@ -198,7 +198,8 @@ class PreparedLaunch:
 
     Attributes:
         pointers: host address of each parameter; callers can replace entries.
-        config: CUlaunchConfig; set `stream` before each call. grid: its extents, which callers can replace.
+        config: CUlaunchConfig; set `stream` before each call.
+        grid: the grid of `config`; callers can replace its entries.
         launch_ex, call_args: ``launch_ex(*call_args)`` launches the kernel and returns a CUresult.
     """
 

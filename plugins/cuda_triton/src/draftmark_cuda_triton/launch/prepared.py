@@ -32,7 +32,7 @@ class Parameters:
         device: index of the device.
         launch: the launch; its parameter n is a word of `words`.
         words: the arguments as 64-bit words, in host memory. A 32-bit parameter is the lower half of its word.
-        write_words: ``write_words(words, 0, *values)`` writes all of them; an address has less than 63 bits.
+        write_words: ``write_words(words, 0, *values)`` writes all arguments. Addresses fit signed 64-bit words.
     """
 
     device: int
