@@ -1,4 +1,4 @@
-"""Plain decoding of one request with the one-row kernels, compared with products as for more rows.
+"""Plain decoding of one request with the one-row kernels, compared with the products that serve several rows.
 
     python -m benchmarks.decode.end_to_end.one_row --json benchmarks/results/end-to-end-one-row-h200.json
 
