@@ -225,10 +225,10 @@ class Run:
             job = Job(one.process.url, asdict(workload), one.server.vocabulary, restrict)
             mark = one.watch.mark()
             answers = ask(job, one.folder, self._left())
-            found, steps = measured(answers), one.watch.steps_since(mark)
+            found, steps = measured(answers), with_seconds(one.watch.steps_since(mark))
             row = {**one.server.about, "workload": workload.name, "pass": name, **found, **one.watch.since(mark)}
             if steps:
-                row |= {"steps": by_mode(with_seconds(steps))}
+                row |= {"steps": by_mode(steps)}
                 row |= {"stalls": stalls(answers, steps, one.watch.compilations(mark))}
             self._add("rows", row)
             if one.process.state() == "ended" or found["failed"] == found["requests"]:

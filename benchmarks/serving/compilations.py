@@ -77,8 +77,8 @@ class Watch:
             ``builds``, only of vLLM: number of builds and p50 and p99 of their microseconds, by the kind of step:
             "decode", "prompt", or "mixed" with both.
         """
-        lines, compiled = _lines(self.events, mark.events), self.compilations(mark)
-        log = _after(self.log, mark.log)
+        lines = _lines(self.events, mark.events)
+        compiled, log = _compiled(lines), _after(self.log, mark.log)
         names = Counter(line["kernel"] for line in compiled) or Counter(MONITOR.findall(log))
         return {
             "compiled": len(compiled),
@@ -93,7 +93,7 @@ class Watch:
 
     def compilations(self, mark: Mark) -> list[dict[str, Any]]:
         """Return the compilations after a mark: ``kernel``, ``ms``, and ``at``, the Unix time of the end."""
-        return [line for line in _lines(self.events, mark.events) if not line["loaded"]]
+        return _compiled(_lines(self.events, mark.events))
 
     def steps_since(self, mark: Mark) -> list[dict[str, Any]]:
         """Return SGLang's steps after a mark, as `hook.sitecustomize.time_steps` wrote them; empty for vLLM."""
@@ -110,6 +110,10 @@ class Watch:
 
 def _lines(path: Path, start: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in _after(path, start).splitlines() if line.endswith("}")]
+
+
+def _compiled(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [line for line in lines if not line["loaded"]]
 
 
 def _size(path: Path) -> int:

@@ -15,13 +15,13 @@ TOGETHER_S = 0.02
 
 
 def stalls(
-    answers: Sequence[dict[str, Any]], steps: Sequence[dict[str, Any]], compiled: Sequence[dict[str, Any]]
+    answers: Sequence[dict[str, Any]], timed: Sequence[dict[str, Any]], compiled: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """Return the longest waits between two chunks of an answer, longest first.
 
     Args:
         answers: answers of a client (see `client`).
-        steps: steps of the server's scheduler (see `hook.sitecustomize.time_steps`).
+        timed: steps of the server's scheduler (see `hook.sitecustomize.time_steps`), from `with_seconds`.
         compiled: compilations of the server, with ``at`` and ``ms``.
 
     Returns:
@@ -40,7 +40,6 @@ def stalls(
             groups[-1].append(wait)
         else:
             groups.append([wait])
-    timed = with_seconds(steps)
     found = [_stall(group, answers[0]["zero_unix_s"], timed, compiled) for group in groups]
     return sorted(found, key=lambda one: -one["ms"])[:MOST]
 

@@ -54,7 +54,7 @@ def test_percentile_is_the_nearest_rank(share: float, value: int) -> None:
 
 
 def test_mean_of_the_longest_values() -> None:
-    """The mean is of one percent of the values, the largest ones, and of one value if there are few."""
+    """The mean of the largest 1 % of the values is returned; of fewer than 100 values, the largest one."""
     assert mean_of_longest(range(300)) == 298 and mean_of_longest([2.0, 5.0]) == 5.0
 
 
@@ -181,7 +181,7 @@ def test_stall_has_the_steps_and_compilations_that_it_waited_for() -> None:
         a_step("EXTEND", 500, 1001.05, 1001.38), a_step("DECODE", 2, 1001.2, 1001.39),
     ]  # fmt: skip
     compiled = [{"at": 1001.3, "ms": 120.0}, {"at": 1002.5, "ms": 99.0}]
-    first, second = stalls(answers, steps, compiled)
+    first, second = stalls(answers, with_seconds(steps), compiled)
     assert first == {
         "at_s": 1.01, "ms": 390.0, "requests": 2, "compiled_ms": 120.0,
         "steps": {"EXTEND": [2, 800, 0.38], "DECODE": [1, 2, 0.01]},
