@@ -10,9 +10,11 @@ import pytest
 import draftmark
 from draftmark.geometry import LAYOUT_FORMS, Form, Geometry, Mode
 from draftmark_contract.backend_under_test import BackendUnderTest
+from draftmark_contract.cases.forwards import ForwardCase
+from draftmark_contract.cases.graph_rounds import programs_of
 from draftmark_contract.cases.histories import CALLS, KV_LAYOUTS, Engine, Step, drawn
 from draftmark_contract.cases.history_profiles import profiles
-from draftmark_contract.cases.turns import orders, triples
+from draftmark_contract.cases.turns import forward_of, orders, triples
 from draftmark_contract.check import Case, ContractViolation, Tier
 from draftmark_contract.checks import random_history, turns
 from draftmark_reference.backend import ReferenceBackend
@@ -84,6 +86,25 @@ def test_orders_interleave_every_call() -> None:
     assert all(sorted(order) == [0] * 4 + [1] * 2 + [2] * 4 for order in found)
     assert found[0] == [0, 1, 2, 0, 1, 2, 0, 2, 0, 2]
     assert len({tuple(order) for order in found}) == len(found)
+
+
+@pytest.mark.parametrize("case", triples(), ids=lambda case: case.id)
+def test_turns_draw_chains_for_topk_1(case: Case) -> None:
+    """A geometry of topk 1 gets causal chains, eagerly and in graphs; one of a larger topk also gets trees."""
+    for geometry in dict.fromkeys(case.value.geometries):
+        dice = random.Random(case.id)
+        forwards = [forward_of(geometry, dice) for _ in range(200)]
+        forwards += [one for program in programs_of(geometry) for one in turns._rounds(geometry, program)]
+        drafted = [one for one in forwards if one.mode in (Mode.VERIFY, Mode.RAGGED_VERIFY, Mode.DRAFT)]
+        assert {one.mode for one in drafted} == {*geometry.modes} & {Mode.VERIFY, Mode.RAGGED_VERIFY, Mode.DRAFT}
+        chains = [one.causal for one in drafted]
+        assert all(chains) if geometry.draft.topk == 1 else not any(chains), geometry.draft
+        assert any(map(_branches, drafted)) == (geometry.draft.topk > 1), geometry.draft
+
+
+def _branches(forward: ForwardCase) -> bool:
+    """Return True if a live request of the forward has a tree that is no chain."""
+    return any(one.live and one.parents != tuple(range(-1, one.tail - 1)) for one in forward.requests)
 
 
 @pytest.mark.parametrize("case", triples(), ids=lambda case: case.id)

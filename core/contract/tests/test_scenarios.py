@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 
-from draftmark import CORE_MODES, Mode
+from draftmark import CORE_MODES, Geometry, Mode
 from draftmark_contract.cases.forward_sets import all_forwards
 from draftmark_contract.cases.forwards import ForwardCase
 from draftmark_contract.cases.geometries import EVERYWHERE, LARGE_PAGES, behaviours
@@ -77,6 +79,31 @@ def test_prefixes_cover_every_edge() -> None:
         assert {0, limit, limit - 1} <= {one.prefix for one in forward.requests}
     sizes = {(one.prefix % t.geometry.attention.page_size == 0, one.prefix > 1) for t in TURNS for one in t.requests}
     assert len(sizes) == 4
+
+
+def test_window_layers_of_topk_1_get_chains() -> None:
+    """No item has a tree for topk 1 under a window, where XQA takes a row's position from its index."""
+    found = {(item.id, one.name): one for item in all_items((Tier.HOST,)) for one in _forwards_in(item.case.value)}
+    chains = {
+        key: one
+        for key, one in found.items()
+        if isinstance(one.geometry, Geometry) and one.geometry.draft.topk == 1
+        if one.geometry.attention.window_left >= 0 and one.mode in (Mode.VERIFY, Mode.RAGGED_VERIFY, Mode.DRAFT)
+    }
+    assert len(chains) > 20
+    assert [key for key, one in chains.items() if not one.causal] == []
+
+
+def _forwards_in(value: object) -> Iterator[ForwardCase]:
+    """Yield the forwards in a case's value: in tuples, lists and fields."""
+    if isinstance(value, ForwardCase):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for one in value:
+            yield from _forwards_in(one)
+    elif is_dataclass(value) and not isinstance(value, (type, Geometry)):
+        for one in fields(value):
+            yield from _forwards_in(getattr(value, one.name))
 
 
 def test_live_requests_own_their_pages() -> None:

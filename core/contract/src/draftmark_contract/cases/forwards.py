@@ -132,6 +132,11 @@ class ForwardCase:
         """Return a DRAFT_BLOCK forward with a causal tail, in which no row sees a later one."""
         return replace(self, causal_block=True, requests=tuple(replace(one, masks=()) for one in self.requests))
 
+    def with_chains(self) -> ForwardCase:
+        """Return the forward with a chain in place of each request's draft tree, and a causal tail."""
+        requests = tuple(replace(one, parents=chain(one.tail), masks=()) for one in self.requests)
+        return replace(self, causal=True, requests=requests)
+
     def sharing_prefix(self) -> ForwardCase:
         """Return the forward with the first page of request 0 also in the table of request 1, as in a prefix cache."""
         first, second, *rest = self.requests

@@ -99,7 +99,7 @@ def many() -> list[Case]:
 def forward_of(
     geometry: Geometry, dice: random.Random, mode: Mode | None = None, most: int | None = None
 ) -> ForwardCase:
-    """Return a drawn forward of a geometry: lengths, rows, padding, tree and pages vary.
+    """Return a drawn forward of a geometry: lengths, rows, padding, tree and pages vary. Topk 1 gives chains.
 
     Args:
         mode: drawn by default.
@@ -119,10 +119,20 @@ def forward_of(
         counts: list[int] = []
         for _ in lens:
             counts.append(min(dice.randint(0, geometry.draft.num_draft_tokens), budget - sum(counts)))
-        return device_rows(mode.value, geometry, lens, counts, budget, tree=tree, seed=seed)
+        return as_drafted(device_rows(mode.value, geometry, lens, counts, budget, tree=tree, seed=seed))
     step = dice.randrange(draft_steps(geometry)) if mode is Mode.DRAFT else 0
     padded = dice.randint(live, max_requests(geometry))
-    return uniform(mode.value, geometry, mode, lens, padded, step=step, tree=tree, seed=seed)
+    return as_drafted(uniform(mode.value, geometry, mode, lens, padded, step=step, tree=tree, seed=seed))
+
+
+def as_drafted(forward: ForwardCase) -> ForwardCase:
+    """Return the forward with chains instead of trees if topk is 1.
+
+    XQA computes a row's position from its index, which is wrong for a tree under a window. Its plugin therefore serves
+    window layers with topk 1 only. Trees for topk 1, which n-gram drafters make, are in checks without a window.
+    """
+    verifies = forward.mode in (Mode.VERIFY, Mode.RAGGED_VERIFY)
+    return forward.with_chains() if verifies and forward.geometry.draft.topk == 1 else forward
 
 
 def orders(counts: Sequence[int], dice: random.Random) -> Iterator[list[int]]:

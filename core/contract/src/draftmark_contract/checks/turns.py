@@ -14,7 +14,7 @@ from draftmark.graphs import Program
 from ..behaviour import Fixture, behaviour
 from ..cases.forwards import ForwardCase
 from ..cases.graph_rounds import captured, key_of, programs_of, replays, sizes_of
-from ..cases.turns import ROUNDS, SINCE, Turns, forward_of, many, orders, shown, triples
+from ..cases.turns import ROUNDS, SINCE, Turns, as_drafted, forward_of, many, orders, shown, triples
 from ..check import ContractViolation
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _rounds(geometry: Geometry, program: Program) -> list[ForwardCase]:
     size = sizes_of(geometry, program)[-1]
     first = captured(geometry, program, size)
     again = [one for _, one in replays(geometry, program)]
-    return [first, *(one for one in again if key_of(one) == key_of(first))]
+    return [as_drafted(one) for one in (first, *again) if key_of(one) == key_of(first)]
 
 
 def _opened(subject: BackendUnderTest, value: Turns, rounds: Sequence[Sequence[ForwardCase]]) -> TurnsHarness:
