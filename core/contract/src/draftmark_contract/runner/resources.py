@@ -16,6 +16,19 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _TORCH_CPU = re.compile(r"DefaultCPUAllocator: .*?you tried to allocate (\d+) bytes", re.DOTALL)
 """Error of torch's CPU allocator, which is a plain RuntimeError."""
 
+_DEVICE = re.compile(
+    r"\b(?:CUDA|HIP|NPU)\b[^\n]*\bout of memory\b"  # torch's allocators, its calls of the driver, and Triton
+    r"|\bCUDA_ERROR_OUT_OF_MEMORY\b|\bcudaErrorMemoryAllocation\b|\bCUresult 2\b|\bhipErrorOutOfMemory\b"
+    r"|\bcode(?: is|:)? ?207001\b|\bEL0004\b",  # CANN: ACL_ERROR_RT_MEMORY_ALLOCATION
+    re.IGNORECASE,
+)
+"""Errors of a device without memory, also if other processes hold it. Most are no `torch.OutOfMemoryError`."""
+
+_SIZE = r"([\d.]+) ?(bytes|[KMGT]iB)"
+_REQUEST = re.compile(rf"Tried to allocate {_SIZE}", re.IGNORECASE)
+_CAPACITY = re.compile(rf"total capacity of {_SIZE}|{_SIZE} total capacity")
+_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
 _LOADER = re.compile(r"failed to map segment from shared object|cannot map zero-fill pages|Cannot allocate memory")
 """Errors of the dynamic loader, which become an ImportError, or an OSError without a number."""
 
@@ -56,10 +69,24 @@ def exhausted(error: BaseException, item: str) -> RunStopped | None:
 def _out_of_memory(error: BaseException) -> bool:
     if found := _TORCH_CPU.search(str(error)):
         return int(found[1]) <= _memory()
+    by_words = isinstance(error, RuntimeError) and _DEVICE.search(str(error)) is not None
+    if by_words or type(error).__name__ == "OutOfMemoryError":
+        return not _larger_than_the_device(str(error))
     if isinstance(error, (ImportError, OSError)) and _LOADER.search(str(error)):
         return True
     lacking = isinstance(error, OSError) and error.errno == errno.ENOMEM
-    return lacking or isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return lacking or isinstance(error, MemoryError)
+
+
+def _larger_than_the_device(message: str) -> bool:
+    """Return True if a message of torch's allocator names a request of more bytes than the device has."""
+    request, capacity = _REQUEST.search(message), _CAPACITY.search(message)
+    return request is not None and capacity is not None and _bytes_of(request) > _bytes_of(capacity)
+
+
+def _bytes_of(found: re.Match[str]) -> float:
+    count, unit = (one for one in found.groups() if one is not None)
+    return float(count) * _UNITS[unit]
 
 
 def _memory() -> int:
