@@ -49,7 +49,8 @@ def run(
     if attention is not None:
         chosen = select.select_config(attention, device_profile("cuda"), 4096, prefill=True)
         if num_splits > 1:
-            chosen = split_kv.split_config(attention, device_profile("cuda"), chosen, rows, lens) or chosen
+            split_tiles = split_kv.ExtendTiles(attention, device_profile("cuda"), chosen).split(rows, lens)
+            chosen = chosen if split_tiles is None else split_tiles.config
         where = prefill.has_uniform_row_stride(k, v), prefill.has_tma_boxes(k, v)
         config = select.adapt_to_cache(attention, device_profile("cuda"), chosen, *where)
     sinks = sinks if sinks is None else sinks.to(helpers.DEVICE)

@@ -44,7 +44,7 @@ def test_host_and_device_agree_on_splitting(heads, head_dim, window_left):
         metadata.write_metadata_prefill(
             shape, config, sum(rows), prefix, indptr, table, slots, tiles, None, work, num_splits, device.num_sms * 2
         )  # fmt: skip
-        host_pays = split_kv.splitting_pays(attention, device, config, rows, lens)
+        host_pays = split_kv.ExtendTiles(attention, device, config).splitting_pays(rows, lens)
         one_tile_a_cta = int(tiles[0, 1]) * heads <= device.num_sms * 2
         found.add((one_tile_a_cta, host_pays))
         spans = kv_ranges_of(tiles, lens, rows, window_left)

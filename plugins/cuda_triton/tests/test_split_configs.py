@@ -12,6 +12,11 @@ from draftmark_cuda_triton.heuristics.common import KernelConfig
 from plugins.cuda_triton.tests.shapes import BF16, E4M3, FP32, H200, shape
 
 
+def fastest_config(attention, configs, q_lens, lens):
+    """Return the one of `configs` that an EXTEND batch takes if its row tiles stay whole."""
+    return split_kv.fastest_tiles([split_kv.ExtendTiles(attention, H200, one) for one in configs], q_lens, lens).config
+
+
 @pytest.mark.parametrize(
     ("heads", "rows", "lens", "num_groups"),
     [
@@ -25,7 +30,7 @@ def test_prefill_of_heads_of_96_takes_the_faster_number_of_warp_groups(heads, ro
     attention, q_lens = AttentionShape(*heads, 96, 16), (rows,) * (1 if lens is None else len(lens))
     usual = select.select_config(attention, H200, 4096, prefill=True)
     planned = sm90.prefill_configs(attention, usual)
-    found = split_kv.fastest_config(attention, H200, planned, q_lens, lens)
+    found = fastest_config(attention, planned, q_lens, lens)
     assert usual.num_consumer_wgs == 2 and found.num_consumer_wgs == num_groups
     assert found in planned
 
@@ -40,7 +45,7 @@ def test_every_extend_batch_has_one_of_the_planned_configurations(head_dim, dtyp
     planned = sm90.prefill_configs(attention, usual)
     assert planned[0] == usual
     for rows, lens in (((5, 1, 17), (0, 2, 1)), ((512,), (32768,)), ((256,) * 8, (4096,) * 8), ((512,), None)):
-        assert split_kv.fastest_config(attention, H200, planned, rows, lens) in planned
+        assert fastest_config(attention, planned, rows, lens) in planned
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 104, 128])
@@ -49,7 +54,7 @@ def test_other_heads_have_one_number_of_warp_groups(head_dim):
     attention = shape(head_dim, BF16, 16)
     usual = select.select_config(attention, H200, 4096, prefill=True)
     assert sm90.prefill_configs(attention, usual) == (usual,)
-    assert split_kv.fastest_config(attention, H200, (usual,), (512,), (32768,)) is usual
+    assert fastest_config(attention, (usual,), (512,), (32768,)) is usual
 
 
 @pytest.mark.parametrize(
@@ -65,10 +70,11 @@ def test_few_chunks_load_many_keys_once(heads, rows, lens, block_m):
     """Few chunks of 65 to 112 rows keep one CTA an SM if the host's length bounds are large and there is no window."""
     attention, count = AttentionShape(*heads, 128, 16), 5 if lens is None else len(lens)
     unsplit = select.select_config(attention, H200, 4096, prefill=True)
-    found = split_kv.split_config(attention, H200, unsplit, (rows,) * count, lens)
+    found = split_kv.ExtendTiles(attention, H200, unsplit).split((rows,) * count, lens).config
     assert (found.block_m, found.ctas_per_sm) == (block_m, 2 if block_m == 64 else 1)
     windowed = replace(attention, window_left=100)
-    assert split_kv.split_config(windowed, H200, unsplit, (rows,) * count, lens).block_m == (64 if rows < 29 else 128)
+    found = split_kv.ExtendTiles(windowed, H200, unsplit).split((rows,) * count, lens).config
+    assert found.block_m == (64 if rows < 29 else 128)
 
 
 @pytest.mark.parametrize(
@@ -88,10 +94,9 @@ def test_large_heads_split_only_where_measured_faster(heads, head_dim, rows, len
     stay unsplit, while few row tiles after long prefixes are split.
     """
     attention, q_lens = AttentionShape(*heads, head_dim, 16), (rows,) * len(lens)
-    config = split_kv.split_config(
-        attention, H200, select.select_config(attention, H200, 4096, prefill=True), q_lens, lens
-    )
-    assert split_kv.splitting_pays(attention, H200, config, q_lens, lens) == expected
+    config = select.select_config(attention, H200, 4096, prefill=True)
+    tiles = split_kv.ExtendTiles(attention, H200, config).split(q_lens, lens)
+    assert tiles.splitting_pays(q_lens, lens) == expected
 
 
 def test_row_tiles_splits_and_partials():

@@ -80,23 +80,24 @@ def _prefill(geometry: Geometry, batch: BatchSize) -> Iterator[KernelChoice]:
         yield KernelChoice("e4m3 keys", "upcast once" if pays else "upcast in each tile", reason, UPCASTS)
         a = upcast.upcast_shape(a) if pays else a
     usual = sizing.prefill_config(replace(geometry, attention=a))
-    unsplit = split_kv.fastest_config(a, device, prefill_configs(a, usual), rows, lens)
-    config = split_kv.split_config(a, device, unsplit, rows, lens)
-    split = config is not None and split_kv.splitting_pays(a, device, config, rows, lens)
-    used = config if split and config is not None else unsplit
+    planned = [split_kv.ExtendTiles(a, device, one) for one in prefill_configs(a, usual)]
+    unsplit = split_kv.fastest_tiles(planned, rows, lens)
+    split = unsplit.split(rows, lens)
+    pays = split is not None and split.splitting_pays(rows, lens)
+    used = (split if split is not None and pays else unsplit).config
     yield _family(a, device, used)
     yield from _products(a, used)
-    candidates = (used, *prefill_configs(a, usual), *split_kv.split_configs(a, unsplit))
+    candidates = (used, *(one.config for one in (*planned, *unsplit.when_split())))
     yield _tile(a, used, batch, list(dict.fromkeys(candidates)))
     yield _loads(a, device, used)
-    if config is None:
+    if split is None:
         reason = f"the batch has more than {split_kv.MAX_SPLIT_ROW_TILES} row tiles or requests, or too few SMs"
     elif lens is None:
-        reason = "the host does not know the lengths, so the device decides" if split else "row tiles fill every CTA"
+        reason = "the host does not know the lengths, so the device decides" if pays else "row tiles fill every CTA"
     else:
-        reason = f"by estimate, splitting row tiles is {'faster' if split else 'not faster'} for these lengths"
-    most = 1 if config is None else split_kv.prefill_splits(a, device, config)
-    yield KernelChoice("splits of the keys", str(most if split else 1), reason, ("1", str(most)) if most > 1 else ())
+        reason = f"by estimate, splitting row tiles is {'faster' if pays else 'not faster'} for these lengths"
+    most = 1 if split is None else split.num_splits
+    yield KernelChoice("splits of the keys", str(most if pays else 1), reason, ("1", str(most)) if most > 1 else ())
 
 
 UPCASTS = ("upcast once", "upcast in each tile")

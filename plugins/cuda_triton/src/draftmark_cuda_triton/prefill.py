@@ -216,7 +216,7 @@ class Prefill:
         """
         check_dtypes(batch)
         rows, lens = batch.q_lens, sizing.known_prefix_lens(batch)
-        unsplit = self._tiles[0] if len(self._tiles) == 1 else split_kv.fastest_tiles(self._tiles, rows, lens)
+        unsplit = split_kv.fastest_tiles(self._tiles, rows, lens)
         split = unsplit.split(rows, lens) if self._split_plans else None
         if split is None or not split.splitting_pays(rows, lens):
             return self._unsplit_plans[unsplit]

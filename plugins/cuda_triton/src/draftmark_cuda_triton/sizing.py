@@ -215,7 +215,8 @@ def prefill_usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
     used = {ROW_TILES: (common.SCHEDULE_HEADER_ROWS + max_row_tiles(geometry, sum(rows), len(rows))) * 2 * 4}
     if geometry.limits.batch_invariant:
         return used
-    if split_kv.split_config(a, geometry.device, prefill_config(geometry), rows, known_prefix_lens(batch)) is not None:
+    tiles = split_kv.ExtendTiles(a, geometry.device, prefill_config(geometry))
+    if tiles.split(rows, known_prefix_lens(batch)) is not None:
         used |= _bytes(geometry, *prefill_split_sizes(geometry))
     return used
 

@@ -161,7 +161,7 @@ def prefill_configs(shape: AttentionShape, config: KernelConfig) -> tuple[Kernel
     """Return the configurations of unsplit EXTEND batches; the first serves batches of unknown lengths.
 
     Up to 80 columns, three consumer warp groups are always faster than two. With 81 to 96 columns and 128 keys a tile,
-    that depends on the number of row tiles (`split_kv.fastest_config`). Gathered keys have one configuration.
+    that depends on the number of row tiles (`split_kv.fastest_tiles`). Gathered keys have one configuration.
     """
     if config.kernel is Kernel.SM90_GATHER:
         return (config,)

@@ -84,7 +84,7 @@ def prefill_partial_rows(shape: AttentionShape, device: DeviceProfile, config: K
 
 
 def split_configs(shape: AttentionShape, config: KernelConfig) -> tuple[KernelConfig, ...]:
-    """Return the possible results of `split_config`: `config`, and one with two CTAs an SM for requests of few rows."""
+    """Return the configurations of split batches: `config`, and one with two CTAs an SM for requests of few rows."""
     short = (
         replace(base_config(shape, 0), kernel=config.kernel)
         if config.num_consumer_wgs > 1 and not config.num_fp8_stages
@@ -252,37 +252,3 @@ def fastest_tiles(candidates: list[ExtendTiles], q_lens: tuple[int, ...], lens: 
         return usual
     two, three = (TILE_COSTS[one.config.num_consumer_wgs] * one.time(q_lens, lens) for one in candidates)
     return candidates[1] if 100 * three < 97 * two else usual
-
-
-def split_config(
-    shape: AttentionShape,
-    device: DeviceProfile,
-    config: KernelConfig,
-    q_lens: tuple[int, ...],
-    lens: tuple[int, ...] | None,
-) -> KernelConfig | None:
-    """Return the configuration of an EXTEND batch that can be split along the keys; see `ExtendTiles.split`."""
-    found = ExtendTiles(shape, device, config).split(q_lens, lens)
-    return None if found is None else found.config
-
-
-def splitting_pays(
-    shape: AttentionShape,
-    device: DeviceProfile,
-    config: KernelConfig,
-    q_lens: tuple[int, ...],
-    lens: tuple[int, ...] | None,
-) -> bool:
-    """Check whether splitting an EXTEND batch's row tiles is estimated to be faster; see `ExtendTiles`."""
-    return ExtendTiles(shape, device, config).splitting_pays(q_lens, lens)
-
-
-def fastest_config(
-    shape: AttentionShape,
-    device: DeviceProfile,
-    configs: tuple[KernelConfig, ...],
-    q_lens: tuple[int, ...],
-    lens: tuple[int, ...] | None,
-) -> KernelConfig:
-    """Return the one of `configs` that is estimated to be the fastest for an EXTEND batch; see `fastest_tiles`."""
-    return fastest_tiles([ExtendTiles(shape, device, one) for one in configs], q_lens, lens).config

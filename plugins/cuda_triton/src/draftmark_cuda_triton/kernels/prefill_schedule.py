@@ -117,7 +117,7 @@ def choose_num_splits(line, tiles, tiles_per_request, num_splits, MIN_SPLIT_TILE
 def splitting_pays(line, longest, tiles, num_ctas, num_kv_heads, SPLIT_COST: tl.constexpr):
     """Return True if splitting the row tiles is estimated to be faster than whole row tiles.
 
-    With at most one row tile a CTA, this applies the rule of `heuristics.split_kv.splitting_pays` to the true lengths.
+    With at most one row tile a CTA, this applies the rule of `split_kv.ExtendTiles.splitting_pays` to the true lengths.
     With more row tiles the host has decided already, so the result is True.
 
     Args:
