@@ -33,7 +33,8 @@ class Adaptive(DeviceSpeculation):
             num_draft_tokens limits the rows of one request.
         budgets: numbers of rows that a round may verify, with one graph each. Empty means powers of two and midpoints.
         costs: the cost table; None measures it.
-        probe_share: share of the time of plain rounds that probes may cost. Probes find out if drafts pay again.
+        probe_share: share of the time of plain rounds that probes may cost, besides the head's time for its backlog.
+            Probes find out if drafts pay again.
 
     Raises:
         RequestError: probe_share is not in [0, 1), or a field has another type.
