@@ -66,6 +66,22 @@ def test_short_record_is_at_most_30_kb(tmp_path: Path) -> None:
     assert counted == sum(one.outcome is not Outcome.PASSED for one in made.results) > 100
 
 
+def test_declared_roundoffs_are_in_line_and_records(tmp_path: Path) -> None:
+    """Items that were compared within a declared bound are counted in the verdict's line and in both records."""
+    mark = "within 5 roundoffs (declared)"
+    wide = {item.id for item in all_items((Tier.HOST,)) if item.check.name == "numerics.match_float64"}
+
+    def ending(item: Item) -> Result | None:
+        return Result(item.id, item.tier.value, Outcome.PASSED, marks=(mark,)) if item.id in wide else None
+
+    made = verdict(ending)
+    assert f"; {len(wide)} items {mark}" in made.line
+    for record in (full_record(made), short_record(made)):
+        assert record["declared_roundoffs"] == {mark: len(wide)}
+        _validate(record)
+    assert short_record(verdict())["declared_roundoffs"] == {} and "roundoffs" not in verdict().line
+
+
 def test_record_is_current_until_something_changes(short: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A record becomes stale when the plugin, core, suite, tiers, device or verdict changes."""
     monkeypatch.setattr(staleness, "verified", lambda record, parts, repository: True)

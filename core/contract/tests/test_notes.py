@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+import draftmark
 from draftmark import BackendInfo, BackendPlugin, BufferSpec, Geometry, LoadedBackend, Mode
 from draftmark_contract.backend_under_test import BackendUnderTest
 from draftmark_contract.check import ContractViolation, Tier
@@ -101,6 +103,67 @@ def test_invalid_usage_is_a_violation(usage: Any) -> None:
     """If usage() returns anything but a dict of bytes by buffer name, that is a violation."""
     with pytest.raises(ContractViolation, match=r"usage\(\)"):
         plugin(SimpleNamespace(usage=usage)).notes.usage(mandatory(), None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("count", [2, 6, True, 4.0, None, "4"])
+def test_invalid_roundoffs_are_a_violation(count: Any) -> None:
+    """If roundoffs() returns no int from 3 to 5, the sizing tier already fails, with the value and the limits."""
+    subject = plugin(SimpleNamespace(layouts=contract.layouts, roundoffs=lambda geometry, mode: count))
+    with pytest.raises(ContractViolation, match=r"roundoffs\(\)(.|\n)*an int from 3 to 5"):
+        subject.notes.roundoffs(mandatory(), Mode.EXTEND)
+    result = run_item(ITEMS["load.answers_repeatably[mandatory]"], subject, [])
+    assert result.outcome is Outcome.FAILED and repr(count) in result.message
+
+
+class Nudged(ReferencePlugin):
+    """Reference backend with outputs that are 3 unit roundoffs of bfloat16 too large, before they are rounded."""
+
+    def open_backend(self, geometry: Geometry, arena: Any) -> Any:
+        backend: Any = super().open_backend(geometry, arena)
+        right = backend.attend
+
+        def attend(q: Any, cache: Any, batch: Any, out: Any, **more: Any) -> None:
+            right(q, cache, batch, out, **more)
+            out.copy_(out.float() * (1 + 3 * 2.0**-8))
+
+        backend.attend = attend
+        return backend
+
+
+@pytest.mark.parametrize(
+    ("declared", "outcome", "words"),
+    [
+        (None, Outcome.FAILED, "draftmark_contract.oracle.attention)\n"),
+        (3, Outcome.FAILED, "draftmark_contract.oracle.attention)\n"),
+        (4, Outcome.FAILED, "; the bound is 4 unit roundoffs, as the plugin's contract notes declare"),
+        (5, Outcome.PASSED, ""),
+    ],
+)
+def test_declared_roundoffs_decide_the_bound(declared: int | None, outcome: Outcome, words: str) -> None:
+    """A declared bound decides, and the result and its message show it."""
+
+    def roundoffs(geometry: Geometry, mode: Mode) -> int:
+        return declared or 3
+
+    made: Any = Nudged()
+    made.contract_notes = lambda: SimpleNamespace(
+        layouts=contract.layouts, **({} if declared is None else {"roundoffs": roundoffs})
+    )
+    subject = BackendUnderTest(LoadedBackend("reference", made), "cpu", Tier.HOST)
+    result = run_item(ITEMS["numerics.match_float64[mandatory-decode]"], subject, [])
+    assert result.outcome is outcome and words in result.message, result.message
+    assert result.marks == ((f"within {declared} roundoffs (declared)",) if (declared or 3) > 3 else ())
+
+
+def test_layers_in_float32_have_no_declared_bound() -> None:
+    """A declaration changes neither the bound of a layer in float32 nor that of outputs that the suite computes."""
+    subject = plugin(SimpleNamespace(layouts=contract.layouts, roundoffs=lambda geometry, mode: 5))
+    core = mandatory()
+    single = replace(core, attention=replace(core.attention, q_dtype="float32", kv_dtype="float32"))
+    assert subject.roundoffs(single, Mode.DECODE) == 3 and not subject.marks
+    assert subject.roundoffs(core, Mode.DECODE) == 5 and subject.marks
+    kernels_elsewhere = BackendUnderTest(draftmark.load("cuda_trtllm"), "cpu", Tier.HOST)
+    assert kernels_elsewhere.roundoffs(core, Mode.DECODE) == 3 and not kernels_elsewhere.marks
 
 
 def test_contract_notes_are_the_module_next_to_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from draftmark.version import CONTRACT_MINOR
 from .check import ContractViolation, Need, Refused, Tier, Unjudged
 from .layouts import MetadataSpec
 from .notes import Notes
+from .oracle.roundoffs import ROUNDOFFS, declared_roundoffs
 from .roles import Buffer, with_roles
 from .sizing.batches import brief
 from .sizing.geometries import mandatory
@@ -43,8 +44,8 @@ class BackendUnderTest:
         backend: the loaded plugin.
         device: ``"cpu"`` in the sizing and host tiers, the real device in the device tier.
         tier: tier of the item that runs.
-        marks: labels of this item for the verdict: ``"interpreted"`` (the suite computed an output) and ``"opaque"``
-            (a metadata layout could not be decoded).
+        marks: labels of this item for the verdict: ``"interpreted"`` (the suite computed an output), ``"opaque"`` (a
+            metadata layout could not be decoded), and `declared_roundoffs`.
         attended: True after the item has run the backend's own attention kernels.
         refused: `Refused` errors of this item that `refusal` created; an item ends as refused only by one of these.
         current: the forward or geometry that the item runs now; every error message includes it.
@@ -126,6 +127,18 @@ class BackendUnderTest:
         """Return the bytes that one batch uses of each buffer in `own`, by name, from the plugin's `usage()`."""
         used = self.notes.usage(self.fit(geometry), batch) if own else {}
         return {spec.name: used.get(spec.name, 0) for spec in own}
+
+    def roundoffs(self, geometry: Geometry, mode: Mode) -> int:
+        """Return the bound of an output in `mode` in unit roundoffs, and record a bound that the plugin declares.
+
+        The suite's own outputs (`interpreted`) have the usual bound. A layer in float32 has no bound in roundoffs.
+        """
+        if not self.kernels or geometry.attention.q_dtype == "float32":
+            return ROUNDOFFS
+        count = self.notes.roundoffs(self.fit(geometry), mode)
+        if count != ROUNDOFFS:
+            self.marks.add(declared_roundoffs(count))
+        return count
 
     def opaque(self) -> None:
         """Record that this item needs a metadata layout that the suite cannot decode."""

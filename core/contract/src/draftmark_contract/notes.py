@@ -4,6 +4,7 @@ A plugin's package may have a module ``contract`` with any of these names. An en
 
     def layouts(geometry: Geometry) -> dict[Mode, MetadataSpec]
     def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]
+    def roundoffs(geometry: Geometry, mode: Mode) -> int
     roles: dict[str, Role]
 
 `layouts` returns the meaning of the metadata buffers (`draftmark_contract.layouts`) for each mode that the geometry
@@ -11,8 +12,15 @@ serves. `usage` returns, by buffer name, the bytes that one batch uses of each b
 Those are buffers with the roles `split_schedule`, `partial_out`, `partial_lse`, `workspace` and `host_staging`. The
 bytes count from the start of the buffer, and the batch writes no byte after them. The suite passes a batch that
 contains integers only (`q_lens`, `tail_lens`, `host`, `num_reqs`), so `usage` must not read a tensor of the batch.
+
+`roundoffs` returns the largest error of a 16-bit output in unit roundoffs of Σ p|v|
+(`draftmark_contract.oracle.attention.tolerance`). The usual bound is 3: a kernel rounds the weights, a partial result
+and the result. A kernel that merges partial results at several levels, or in two passes, may declare 4 or 5, with the
+reason. The verdict counts the items that were compared within such a bound.
+
 `roles` names the role of a buffer if `draftmark_contract.roles` has no other rule for it. The module must not import
-torch at its top. When a function is absent, the suite counts the affected items as not judged.
+torch at its top. Without `layouts` or `usage` the suite counts the affected items as not judged. Without `roundoffs`
+the bound is 3.
 """
 
 from __future__ import annotations
@@ -28,6 +36,7 @@ from draftmark import BackendPlugin, Geometry, LoadedBackend, Mode
 
 from .check import ContractViolation
 from .layouts import UNDECLARED, MetadataSpec
+from .oracle.roundoffs import MOST_ROUNDOFFS, ROUNDOFFS
 from .roles import Role
 
 if TYPE_CHECKING:
@@ -50,6 +59,7 @@ class Notes:
         given = notes_of(backend.plugin)
         self._layouts: Callable[[Geometry], Any] | None = getattr(given, "layouts", None)
         self._usage: Callable[[Geometry, ForwardBatch], Any] | None = getattr(given, "usage", None)
+        self._roundoffs: Callable[[Geometry, Mode], Any] | None = getattr(given, "roundoffs", None)
         self.roles: dict[str, Role] = {name: Role(role) for name, role in getattr(given, "roles", {}).items()}
         self.has_layouts, self.has_usage = self._layouts is not None, self._usage is not None
 
@@ -73,6 +83,17 @@ class Notes:
         found = {} if self._usage is None else _answer("usage", self._usage, geometry, batch)
         if not isinstance(found, dict):
             raise _wrong("usage", "a dict", found)
+        return found
+
+    def roundoffs(self, geometry: Geometry, mode: Mode) -> int:
+        """Return the bound of a 16-bit output in `mode`, in unit roundoffs; `ROUNDOFFS` if none is declared.
+
+        Raises:
+            ContractViolation: the function raised, or returned another number than `ROUNDOFFS` … `MOST_ROUNDOFFS`.
+        """
+        found = ROUNDOFFS if self._roundoffs is None else _answer("roundoffs", self._roundoffs, geometry, mode)
+        if type(found) is not int or not ROUNDOFFS <= found <= MOST_ROUNDOFFS:
+            raise _wrong("roundoffs", f"an int from {ROUNDOFFS} to {MOST_ROUNDOFFS}", found)
         return found
 
 
@@ -109,7 +130,7 @@ def _answer(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
 
 def _wrong(name: str, expected: str, got: object) -> ContractViolation:
     return ContractViolation(
-        f"{name}() of the plugin's contract notes has the wrong type",
+        f"{name}() of the plugin's contract notes has the wrong type or value",
         got=repr(got),
         expected=expected,
         remedy="fix the module contract of the plugin's package",

@@ -32,7 +32,9 @@ from draftmark import load
 from draftmark_contract.notes import Notes
 from draftmark_contract.sizing.geometries import mandatory
 backend, geometry = load(sys.argv[1]), mandatory()
-backend.supports(geometry), backend.requirements(geometry), backend.buffers(geometry), Notes(backend).layouts(geometry)
+backend.supports(geometry), backend.requirements(geometry), backend.buffers(geometry)
+notes = Notes(backend)
+notes.layouts(geometry), [notes.roundoffs(geometry, mode) for mode in geometry.modes]
 heavy = [name for name in ("torch", *backend.info.runtime) if name in sys.modules]
 sys.exit("imported " + ", ".join(heavy) if heavy else 0)
 """
@@ -91,6 +93,7 @@ def answers_repeatably(subject: BackendUnderTest, geometry: Geometry) -> None:
         ("supports", backend.supports),
         ("buffers", backend.buffers),
         ("layouts", subject.layouts),
+        ("roundoffs", lambda geometry: {mode: subject.notes.roundoffs(geometry, mode) for mode in geometry.modes}),
     ]
     for name, hook in hooks:
         first = _quietly(name, hook, geometry)

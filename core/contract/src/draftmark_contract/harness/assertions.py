@@ -13,26 +13,30 @@ from draftmark.geometry import AttentionShape
 from ..cases.forwards import ForwardCase
 from ..check import ContractViolation, Wrong
 from ..oracle.attention import Answer, tolerance
+from ..oracle.roundoffs import ROUNDOFFS
 from ..oracle.truth import Row
 from .poison import poison_in
 from .pools import words
 from .watch import bits_of
 
 
-def wrong_elements(out: torch.Tensor, answer: Answer, attention: AttentionShape) -> tuple[torch.Tensor, torch.Tensor]:
+def wrong_elements(
+    out: torch.Tensor, answer: Answer, attention: AttentionShape, roundoffs: int = ROUNDOFFS
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Compare an output with float64.
 
     Args:
         out: ``[rows, heads, value_width]``, the first rows of the answer.
+        roundoffs: bound of an element in 16 bit, in unit roundoffs (`tolerance`).
 
     Returns:
         True for each element that differs by more than rounding, and the largest difference that rounding allows. If
         the layer allows rows in e4m3, an element may equal the answer for exact rows or for rounded rows.
     """
-    bound = tolerance(answer, attention.q_dtype, attention)[: len(out)]
+    bound = tolerance(answer, attention.q_dtype, attention, roundoffs)[: len(out)]
     wrong = ~((out.to(bound.device).double() - answer.out[: len(out)]).abs() <= bound)
     if answer.rounded is not None:
-        wrong &= wrong_elements(out, answer.rounded, attention)[0]
+        wrong &= wrong_elements(out, answer.rounded, attention, roundoffs)[0]
     return wrong, bound
 
 
@@ -43,18 +47,25 @@ def assert_output(
     forward: ForwardCase,
     batch: object = None,
     what: str = "the output",
+    roundoffs: int = ROUNDOFFS,
 ) -> None:
     """Check that live rows of `out` match float64 within rounding, and that the rows after them are finite.
 
     Args:
         batch: object that a violation prints; by default the forward.
+        roundoffs: bound of an element in 16 bit, in unit roundoffs; the plugin declares another than the usual one.
     """
     live = forward.live_rows
-    wrong, bound = wrong_elements(out[:live], answer, attention)
+    wrong, bound = wrong_elements(out[:live], answer, attention, roundoffs)
     if bool(wrong.any()):
         number, head, dim = (int(i) for i in wrong.nonzero()[0])
         of_number = forward.rows
         n, row = of_number[number]
+        declared = (
+            f"; the bound is {roundoffs} unit roundoffs, as the plugin's contract notes declare"
+            if roundoffs != ROUNDOFFS
+            else ""
+        )
         rows = sorted(of_number[i] for i in wrong.flatten(1).any(dim=1).nonzero()[:, 0].tolist())
         raise ContractViolation(
             f"{what} is wrong in (request, row) {rows[:8]}",
@@ -62,7 +73,7 @@ def assert_output(
             got=f"{float(out[number, head, dim]):.6g} at request {n}, row {row}, head {head}, dim {dim}",
             expected=f"{float(answer.out[number, head, dim]):.6g} ± {float(bound[number, head, dim]):.2g}",
             poison=poison_in(float("nan")) if bool(out[number, head, dim].isnan()) else "",
-            formula="softmax over the row's visible slots, in float64 (draftmark_contract.oracle.attention)",
+            formula=f"softmax over the row's visible slots, in float64 (draftmark_contract.oracle.attention){declared}",
             wrong=Wrong("output", rows),
         )
     if not bool(torch.isfinite(out[live:].float()).all()):

@@ -92,6 +92,7 @@ class DrafterHarness:
         )
 
     def _explains(self, forward: ForwardCase, answer: attention.Answer) -> bool:
+        # Twice the usual bound also covers the roundoffs that a plugin may declare.
         a, live = forward.geometry.attention, forward.live_rows
         out, want = self.draft.tensors.rows(forward)[3][:live].to(answer.out.device).double(), answer.out[:live]
         return bool(((out - want).abs() <= 2 * tolerance(answer, a.q_dtype, a)[:live]).all())

@@ -176,7 +176,10 @@ class Harness(ForwardRunner):
                     f"{what} of a forward without attend is written", forward, "values", "the NaN before it"
                 )
             return
-        assertions.assert_output(out, expected.answer, forward.geometry.attention, forward, what=what)
+        roundoffs = self.subject.roundoffs(forward.geometry, forward.mode)
+        assertions.assert_output(
+            out, expected.answer, forward.geometry.attention, forward, what=what, roundoffs=roundoffs
+        )
 
     def output_of(self, forward: ForwardCase, tensors: CaseTensors) -> torch.Tensor:
         """Return a copy of a forward's output, for `assert_output`. The copy is device work."""

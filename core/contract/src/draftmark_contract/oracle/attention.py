@@ -11,6 +11,7 @@ import torch
 
 from draftmark.geometry import AttentionShape
 
+from .roundoffs import ROUNDOFFS
 from .truth import Row
 
 MOST_LOGITS = 2**24
@@ -192,12 +193,13 @@ def exact_device(device: torch.device) -> torch.device:
     return device if torch.ones(1, device=device).double().dtype is torch.float64 else torch.device("cpu")
 
 
-def tolerance(answer: Answer, dtype: str, shape: AttentionShape) -> torch.Tensor:
+def tolerance(answer: Answer, dtype: str, shape: AttentionShape, roundoffs: int = ROUNDOFFS) -> torch.Tensor:
     """Return the largest error of a correct kernel, for each element of `answer`.
 
     * bfloat16, float16: 3 unit roundoffs of Σ p|v|. One is for rounding the weights before p·v, one for rounding a
       partial result before parts are merged, and one for rounding the result. Errors of several parts do not add up,
-      because a merge is a convex combination. Products of two such numbers are exact in float32.
+      because a merge is a convex combination. Products of two such numbers are exact in float32. A plugin may declare
+      a larger number (`notes`), e.g. 4 if partial results of two passes are merged once more.
     * float32: 2**-15 of Σ p|v| (512 roundoffs), for sums over a context and for the hardware's approximation of exp.
     * All dtypes: exp turns the absolute error of a logit into a relative error of its weight. A float32 sum of terms of
       size scale · Σ|q·k| has an error of up to 8 roundoffs of that size. For logits below 60 this is less than the
@@ -209,7 +211,7 @@ def tolerance(answer: Answer, dtype: str, shape: AttentionShape) -> torch.Tensor
     One extra or missing key among n moves an output by about |v| / n. The cases keep n small enough to show this error,
     or give nearly all weight to one key.
     """
-    relative = 2.0**-15 if dtype == "float32" else 3 * UNIT[dtype]
+    relative = 2.0**-15 if dtype == "float32" else roundoffs * UNIT[dtype]
     of_logits = 8 * UNIT["float32"] * answer.strain
     capped = 2 * shape.logits_soft_cap * 2.0**-11 if dtype != "float32" else 0.0
     bound = answer.reach * (of_logits.clamp(min=relative) + capped) + 1e-6

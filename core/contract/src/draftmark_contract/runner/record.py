@@ -79,6 +79,7 @@ def _head(verdict: Verdict) -> dict[str, Any]:
         "counts": asdict(verdict.counts),
         "newer": asdict(verdict.newer),
         "partly_refused": sum(PARTLY_REFUSED in result.marks for result in verdict.results),
+        "declared_roundoffs": verdict.declared_roundoffs,
         "items": verdict.items,
         "tiers_run": list(verdict.tiers_run),
         "error": verdict.error,

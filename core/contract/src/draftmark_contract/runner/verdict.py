@@ -10,6 +10,7 @@ from typing import Any
 from draftmark.version import CONTRACT_MAJOR
 
 from ..judge.rules import left_out, rules
+from ..oracle.roundoffs import MARKS
 from ..profiles import Profile
 from .outcome import Counts, Outcome, Result
 from .stopped import WITHOUT_VERDICT
@@ -186,6 +187,12 @@ class Verdict:
         return any(result.ran for result in self.results)
 
     @property
+    def declared_roundoffs(self) -> dict[str, int]:
+        """Number of items with outputs that were compared within a bound of the plugin, by the item's mark."""
+        found = Counter(mark for result in self.results for mark in result.marks)
+        return {mark: found[mark] for mark in MARKS if mark in found}
+
+    @property
     def line(self) -> str:
         """The verdict in one line."""
         named = self.word in (Word.CONFORMS, Word.WITH_KNOWN)
@@ -197,7 +204,8 @@ class Verdict:
         to = "on" if self.word is Word.NONE else "to"
         because = f", because {self._reason}" if self.word is Word.NONE else ""
         core = [f"core profile: {self._unmet_core}"] if self.word is Word.DOES_NOT and self._unmet_core else []
-        counts = [str(self.counts), *self._newer, *self._not_run] if self.results or not self.error else []
+        rounds = [f"{count:,} items {mark}" for mark, count in self.declared_roundoffs.items()]
+        counts = [str(self.counts), *rounds, *self._newer, *self._not_run] if self.results or not self.error else []
         details = "; ".join([*core, *counts, *(["nothing is recorded"] if self.error else [])])
         return f"{who} {word} {to} draftmark contract {CONTRACT_MAJOR}.{self.minor}{profiles}{because}: {details}"
 

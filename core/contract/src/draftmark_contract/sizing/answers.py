@@ -19,7 +19,7 @@ from .geometries import odd_geometries, tight_geometries
 from .usage import PlainBatch
 
 Answers = dict[str, Any]
-"""Answer by hook: supports, and requirements, buffers, layouts and usage where nothing is refused."""
+"""Answer by hook: supports, and requirements, buffers, layouts, usage and roundoffs where nothing is refused."""
 
 
 @cache
@@ -44,6 +44,7 @@ def answers_of(
         "buffers": backend.buffers,
         "layouts": notes.layouts,
         "usage": lambda geometry: _usage(notes, geometry),
+        "roundoffs": lambda geometry: {mode: notes.roundoffs(geometry, mode) for mode in geometry.modes},
     }
     found = []
     for one in geometries:
