@@ -180,3 +180,12 @@ def test_staging_holds_two_rounds_of_plans(make_geometry):
     spec = next(one for one in sizing.buffers(geometry) if one.name == sizing.STAGING)
     assert spec.shape[0] == 10
     assert spec.shape[1] % 16 == 0
+
+
+def test_modes_of_two_passes_declare_their_bound(make_geometry):
+    """Outputs of trees may differ by 4 unit roundoffs, those of one pass by 3; a draft step of topk 1 is one pass."""
+    two = {Mode.VERIFY, Mode.DRAFT}
+    for topk, passes in ((4, two), (1, two - {Mode.DRAFT})):
+        geometry = make_geometry(topk=topk, block_size=4, modes=tuple(Mode))
+        assert {mode for mode in Mode if contract.roundoffs(geometry, mode) == 4} == passes
+        assert {contract.roundoffs(geometry, mode) for mode in Mode} == {3, 4}

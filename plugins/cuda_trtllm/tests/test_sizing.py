@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from draftmark import DRAFT_MODES, TARGET_MODES, Limits, Mode
-from draftmark_cuda_trtllm import forms, sizing
+from draftmark import DRAFT_MODES, TARGET_MODES, DeviceProfile, Limits, Mode
+from draftmark_cuda_trtllm import contract, forms, sizing
 
 KINDS = ((TARGET_MODES, (8, 5, 64)), (DRAFT_MODES, (8, 5, 64)), (DRAFT_MODES, (8, 9, 3)), (TARGET_MODES, (1, 1, 1)))
 
@@ -118,3 +118,13 @@ def test_row_tiles_fit_cuda_tritons_schedule(geometry, heads, extend):
 def test_fp8_cache_never_uses_the_decode_form(geometry):
     """With an fp8 cache XQA's decode kernel never runs, because on sm_90 FlashInfer's would round queries to fp8."""
     assert 1 not in forms.kernels(geometry(kv_dtype="float8_e4m3fn", draft=(1, 1, 1)))
+
+
+def test_xqas_modes_declare_their_bound(geometry):
+    """Outputs of XQA may differ by 5 unit roundoffs; those of cuda_triton's kernels and of trtllm-gen by 3."""
+    every = tuple(mode for mode in Mode if mode is not Mode.DRAFT_BLOCK)
+    xqa = (Mode.DECODE, Mode.VERIFY, Mode.DRAFT, Mode.DRAFT_EXTEND)
+    bounds = {mode: contract.roundoffs(geometry(modes=every), mode) for mode in every}
+    assert bounds == {mode: 5 if mode in xqa else 3 for mode in every}
+    on_gen = geometry(modes=every, device=DeviceProfile("cuda", 100, 148))
+    assert {contract.roundoffs(on_gen, mode) for mode in every} == {3}

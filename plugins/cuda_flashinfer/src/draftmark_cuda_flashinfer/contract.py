@@ -44,6 +44,16 @@ def layouts(geometry: Geometry) -> dict[Mode, MetadataSpec]:
     return {mode: tree if levels.is_masked(geometry, mode) else chain for mode in geometry.modes}
 
 
+def roundoffs(geometry: Geometry, mode: Mode) -> int:
+    """Return the largest error in unit roundoffs: 4 in the modes of trees, which run two passes, else the usual 3.
+
+    FlashInfer rounds the weights, its partial outputs where it splits keys, and the output of a pass. The merged result
+    of both passes is rounded again. Chains, prompts and blocks run one pass.
+    """
+    latent = geometry.attention.latent
+    return 4 if (latent_plan.may_run_two_passes if latent else levels.is_masked)(geometry, mode) else 3
+
+
 def usage(geometry: Geometry, batch: ForwardBatch) -> dict[str, int]:
     """Return the bytes of workspaces, partial results and staging that one batch uses, by buffer.
 

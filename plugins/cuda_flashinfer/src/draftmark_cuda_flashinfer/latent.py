@@ -44,7 +44,7 @@ class LatentBackend:
 
     One pass rounds to 16 bit up to three times: the weights, partial outputs if FlashInfer splits the keys, and the
     output. A tree's output over the prefix is rounded once more, since FlashInfer's MLA kernels write 16 bit only. Its
-    largest error is therefore 4 unit roundoffs of Σ p|v|, where the contract admits 3 (`oracle.attention.tolerance`).
+    largest error is therefore 4 unit roundoffs of Σ p|v|, which `contract.roundoffs` declares.
     """
 
     def __init__(self, geometry: Geometry, arena: Arena) -> None:

@@ -7,7 +7,7 @@ A mode in which drafts can be trees runs two levels:
   tokens), which begins within a page. With a window they also include the *head*: prefix tokens between the window
   edges of the shallowest and the deepest row, up to the next page.
 
-Each level rounds its output to 16 bit, and their merge rounds again (`contract.toml` has the bound).
+Each level rounds its output to 16 bit, and their merge rounds again (`contract.roundoffs` has the bound).
 
 All other modes run one causal level over prefix and tail. *Paged level* means the common or the causal level.
 """
