@@ -67,21 +67,22 @@ def add_parts(
     return acc, new_row_max, row_sum
 
 
-@triton.jit(
-    do_not_specialize=["q_len", "group", "num_splits", "stride_lse_row"],
-    do_not_specialize_on_alignment=["work", "q_indptr", "sinks", "lse"],
-)
-def combine_splits(
+@inline
+def combine_block(
     partial_out,
     partial_lse,
-    work,
-    q_indptr,
     sinks,
     out,
     lse,
-    q_len,
+    row_begin,
+    row_end,
+    first_packed,
+    first_split,
+    num_parts,
+    partial_half,
+    num_kv_heads,
+    head,
     group,
-    num_splits,
     partial_rows,
     stride_out_row,
     stride_out_head,
@@ -90,51 +91,26 @@ def combine_splits(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
+    HALVES: tl.constexpr,
     SINKS: tl.constexpr,
     WITH_LSE: tl.constexpr,
-    PDL: tl.constexpr,
-    EVERY_REQUEST: tl.constexpr,
 ):
-    """Combine partial_out and partial_lse of `decode_verify.attend_decode_verify` or prefill into out and lse.
+    """Combine the parts of one block of rows and columns, BLOCK_SPLITS parts a step, and store the result.
 
     Args:
-        work: records of `tile_schedule.write_metadata_decode_verify` or `write_metadata_prefill`. program_id(2) is the
-            index of a combine record; these follow the splits.
-        q_len: rows of each request; 0 if they come from q_indptr, as in prefill.
-        partial_rows: packed rows of a partial result (row tiles · BLOCK_M), a multiple of 16.
-        EVERY_REQUEST: each request has `num_splits` splits of its own, and `work` is not read.
+        row_begin: first row of the request.
+        row_end: packed rows of the request.
+        first_packed: packed row of the request at which the partial results begin.
     """
-    HALVES: tl.constexpr = 1 if EVERY_REQUEST else 2
     COLS: tl.constexpr = (VALUE_DIM + BLOCK_COLS - 1) // BLOCK_COLS
-    head, num_kv_heads = tl.program_id(1), tl.num_programs(1)
-    if EVERY_REQUEST:
-        request, num_parts, place = tl.program_id(2), num_splits, 0
-        first_split = request * num_splits
-    else:
-        record = work + (num_splits + tl.program_id(2)) * 4
-        request = tl.load(record)
-        first_split = tl.load(record + 1)
-        num_parts = tl.load(record + 2)
-        place = tl.load(record + 3)
-    # Half 0 of a split's partial results belongs to the first request in the split, half 1 to the last one.
-    partial_half = place % 2
-    request = tl.where(num_parts > 0, request, 0)
-    row_begin, rows, _ = request_rows(q_indptr, request, q_len, 0, q_len == 0)
-    first_packed = place // 2 * partial_rows
     begin = tl.program_id(0) // COLS * BLOCK_ROWS
-    if PDL:  # noqa: SIM102
-        # One program waits for the attention kernel even if nothing must be combined. The next grid waits only for this
-        # grid, so this grid must not end before the attention kernel does.
-        if (num_parts > 0) | (tl.program_id(0) + head + tl.program_id(2) == 0):
-            tl.extra.cuda.gdc_wait()
-            tl.extra.cuda.gdc_launch_dependents()
-    if (num_parts > 0) & (first_packed + begin < rows * group):
+    if first_packed + begin < row_end:
         packed = begin + tl.arange(0, BLOCK_ROWS)
         # Partial results of the block's rows after the last one are read, but not stored: a mask for each row would
         # cost more than it saves.
         allocated = packed < partial_rows
         row_of_all = first_packed + packed
-        live = allocated & (row_of_all < rows * group)
+        live = allocated & (row_of_all < row_end)
         col = tl.program_id(0) % COLS * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
         column_live = col < VALUE_DIM
         row_max = tl.full([BLOCK_ROWS], float("-inf"), tl.float32)
@@ -172,3 +148,83 @@ def combine_splits(
             log_sum = tl.where(row_sum > 0, (row_max + tl.log2(row_sum)) * 0.6931471805599453, float("-inf"))
             first = tl.program_id(0) % COLS == 0
             tl.store(lse + row_index * stride_lse_row + head_of_row, log_sum, mask=live & first)
+
+
+@triton.jit(
+    do_not_specialize=["q_len", "group", "num_splits", "stride_lse_row", "use_half"],
+    do_not_specialize_on_alignment=["work", "q_indptr", "sinks", "lse"],
+)
+def combine_splits(
+    partial_out,
+    partial_lse,
+    work,
+    q_indptr,
+    sinks,
+    out,
+    lse,
+    q_len,
+    group,
+    num_splits,
+    partial_rows,
+    stride_out_row,
+    stride_out_head,
+    stride_lse_row,
+    use_half,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+    HALF_ROWS: tl.constexpr,
+    HALF_COLS: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr,
+    SINKS: tl.constexpr,
+    WITH_LSE: tl.constexpr,
+    PDL: tl.constexpr,
+    EVERY_REQUEST: tl.constexpr,
+):
+    """Combine partial_out and partial_lse of `decode_verify.attend_decode_verify` or prefill into out and lse.
+
+    Args:
+        work: records of `tile_schedule.write_metadata_decode_verify` or `write_metadata_prefill`. program_id(2) is the
+            index of a combine record; these follow the splits.
+        q_len: rows of each request; 0 if they come from q_indptr, as in prefill.
+        partial_rows: packed rows of a partial result (row tiles · BLOCK_M), a multiple of 16.
+        use_half: 1 if a program reads BLOCK_SPLITS // 2 parts a step, for HALF_ROWS rows and HALF_COLS columns. 0 if it
+            reads BLOCK_SPLITS parts, for BLOCK_ROWS rows and BLOCK_COLS columns.
+        EVERY_REQUEST: each request has `num_splits` splits of its own, and `work` is not read.
+    """
+    HALVES: tl.constexpr = 1 if EVERY_REQUEST else 2
+    head, num_kv_heads = tl.program_id(1), tl.num_programs(1)
+    if EVERY_REQUEST:
+        request, num_parts, place = tl.program_id(2), num_splits, 0
+        first_split = request * num_splits
+    else:
+        record = work + (num_splits + tl.program_id(2)) * 4
+        request = tl.load(record)
+        first_split = tl.load(record + 1)
+        num_parts = tl.load(record + 2)
+        place = tl.load(record + 3)
+    # Half 0 of a split's partial results belongs to the first request in the split, half 1 to the last one.
+    partial_half = place % 2
+    request = tl.where(num_parts > 0, request, 0)
+    row_begin, rows, _ = request_rows(q_indptr, request, q_len, 0, q_len == 0)
+    first_packed = place // 2 * partial_rows
+    if PDL:  # noqa: SIM102
+        # One program waits for the attention kernel even if nothing must be combined. The next grid waits only for this
+        # grid, so this grid must not end before the attention kernel does.
+        if (num_parts > 0) | (tl.program_id(0) + head + tl.program_id(2) == 0):
+            tl.extra.cuda.gdc_wait()
+            tl.extra.cuda.gdc_launch_dependents()
+    if num_parts > 0:
+        row_end = rows * group
+        if use_half != 0:
+            combine_block(
+                partial_out, partial_lse, sinks, out, lse, row_begin, row_end, first_packed, first_split, num_parts,
+                partial_half, num_kv_heads, head, group, partial_rows, stride_out_row, stride_out_head, stride_lse_row,
+                VALUE_DIM, HALF_ROWS, HALF_COLS, BLOCK_SPLITS // 2, HALVES, SINKS, WITH_LSE,
+            )  # fmt: skip
+        else:
+            combine_block(
+                partial_out, partial_lse, sinks, out, lse, row_begin, row_end, first_packed, first_split, num_parts,
+                partial_half, num_kv_heads, head, group, partial_rows, stride_out_row, stride_out_head, stride_lse_row,
+                VALUE_DIM, BLOCK_ROWS, BLOCK_COLS, BLOCK_SPLITS, HALVES, SINKS, WITH_LSE,
+            )  # fmt: skip
