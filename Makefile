@@ -75,7 +75,7 @@ release-check: dev-environment ## Fail unless each backend has a verdict of toda
 	$(BIN)/python -m pytest -q tests/test_verdicts.py
 
 cubins: dev-environment ## Compile kernels of common GPUs and models into a wheel in dist/. CUBINS="--arch 90 --keep DIR".
-	$(BIN)/python -m plugins.cuda_triton.tools.cubins --out dist $(CUBINS)
+	$(BIN)/python -m plugins.cuda_triton.tools.cubins --out dist $(CUBINS) $(if $(REPOSITORY),--repository $(REPOSITORY))
 
 soak: demo-environment ## Decode random requests with random engines for MINUTES=30, and compare every text.
 	$(BIN)/python -m benchmarks.decode.soak --minutes $(or $(MINUTES),30)

@@ -6,7 +6,6 @@ It stops at the first fault with one sentence and exit code 1. It uploads nothin
 from __future__ import annotations
 
 import argparse
-import hashlib
 import shutil
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from .bill import bill, check, installed
 from .distributions import ROOT, core_version, distributions, faults
 from .notes import notes
 from .publisher import PLACEHOLDER, urls
+from .sums import write_sums
 from .trial import tool, trial
 
 
@@ -61,18 +61,12 @@ def _release(out: Path, scratch: Path, sample: int, environment: Path, repositor
         check(text)
         (out / f"{one.name}.cdx.json").write_text(text, encoding="utf-8")
     (out / "NOTES.md").write_text(notes((ROOT / "CHANGELOG.md").read_text(encoding="utf-8")), encoding="utf-8")
-    _sums(out)
+    write_sums(out)
     order = ", ".join(one.name for one in every)
     if repository == PLACEHOLDER:
         _say(f"draftmark {core_version()} has placeholder URLs; to publish it, run make release REPOSITORY=https://…")
     else:
         _say(f"draftmark {core_version()} can be published, in this order: {order}")
-
-
-def _sums(out: Path) -> None:
-    """Write SHA256SUMS of the built files, for `sha256sum --check`."""
-    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}" for path in sorted(out.iterdir())]
-    (out / "SHA256SUMS").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _stop(found: list[str]) -> None:

@@ -76,7 +76,7 @@ def distributions() -> list[Distribution]:
     Raises:
         ValueError: two distributions require each other.
     """
-    waiting = [_read(path) for kind in KINDS for path in sorted(ROOT.glob(f"{kind}/*/pyproject.toml"))]
+    waiting = [read(path) for kind in KINDS for path in sorted(ROOT.glob(f"{kind}/*/pyproject.toml"))]
     names = {one.name for one in waiting}
     ordered: list[Distribution] = []
     while waiting:
@@ -131,5 +131,6 @@ def _is_bounded(requirement: str) -> bool:
     return "<" in requirement or "==" in requirement
 
 
-def _read(path: Path) -> Distribution:
+def read(path: Path) -> Distribution:
+    """Return the distribution of a pyproject.toml."""
     return Distribution(path.parent, tomllib.loads(path.read_text(encoding="utf-8"))["project"])

@@ -16,17 +16,22 @@ from .readme import for_index, relative_links
 NOT_COPIED = shutil.ignore_patterns("build", "dist", "*.egg-info", "__pycache__", "emulator", ".*")
 
 
+def release_copy(one: Distribution, folder: Path, repository: str = PLACEHOLDER) -> Path:
+    """Copy a distribution into a new folder, with a README for package indexes and the repository's URLs."""
+    copy = shutil.copytree(one.folder, folder, ignore=NOT_COPIED)
+    readme, pyproject = copy / one.project["readme"], copy / "pyproject.toml"
+    readme.write_text(for_index(readme.read_text(encoding="utf-8")), encoding="utf-8")
+    pyproject.write_text(filled(pyproject.read_text(encoding="utf-8"), repository), encoding="utf-8")
+    return copy
+
+
 def build(one: Distribution, scratch: Path, dist: Path, repository: str = PLACEHOLDER) -> list[Path]:
-    """Build a wheel and an sdist into `dist`, from a copy with a README for package indexes and the repository's URLs.
+    """Build a wheel and an sdist of a `release_copy` into `dist`.
 
     Raises:
         RuntimeError: the build failed; the message has its output.
     """
-    copy = shutil.copytree(one.folder, scratch / one.name, ignore=NOT_COPIED)
-    readme = copy / one.project["readme"]
-    readme.write_text(for_index(readme.read_text(encoding="utf-8")), encoding="utf-8")
-    pyproject = copy / "pyproject.toml"
-    pyproject.write_text(filled(pyproject.read_text(encoding="utf-8"), repository), encoding="utf-8")
+    copy = release_copy(one, scratch / one.name, repository)
     before = set(dist.glob("*"))
     command = (sys.executable, "-m", "build", "--no-isolation", "--outdir", str(dist), str(copy))
     done = subprocess.run(command, capture_output=True, text=True)

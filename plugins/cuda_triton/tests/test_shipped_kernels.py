@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 import tomllib
 import zipfile
@@ -15,6 +16,7 @@ from draftmark_cuda_triton import kernel_list
 from draftmark_cuda_triton.compiled import folder, loading, prepare
 from draftmark_cuda_triton.launch import launcher
 from plugins.cuda_triton.tools import cubins, shipped
+from tools.release import sums
 from tools.release.distributions import Distribution, faults
 
 
@@ -91,6 +93,22 @@ def test_wheel_can_be_published():
     """The project of the wheel has what every distribution of a release has."""
     project = tomllib.loads((cubins.PROJECT / "pyproject.toml").read_text())["project"]
     assert faults(Distribution(cubins.PROJECT, project)) == []
+
+
+def test_wheel_has_the_repository_and_a_bill_of_materials(tmp_path):
+    """The variable that fills the URLs of other wheels fills this one's; its SBOM and checksums stand next to it."""
+    (tmp_path / "kernels").mkdir()
+    built = cubins.build_wheel(tmp_path / "kernels", tmp_path / "dist", tmp_path, "https://example.org/draftmark")
+    cubins.write_bill(tmp_path / "dist")
+    sums.write_sums(tmp_path / "dist")
+    with zipfile.ZipFile(built) as archive:
+        [path] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        text = archive.read(path).decode()
+    assert "Repository, https://example.org/draftmark\n" in text and "repository.invalid" not in text
+    names = {line.split()[1] for line in (tmp_path / "dist" / sums.NAME).read_text().splitlines()}
+    assert names == {built.name, "draftmark-cuda-triton-cubin.cdx.json"}
+    content = json.loads((tmp_path / "dist" / "draftmark-cuda-triton-cubin.cdx.json").read_text())
+    assert {"draftmark-cuda-triton", "triton"} <= {one["name"] for one in content["components"]}
 
 
 def test_shipped_geometries_are_those_of_the_engines():

@@ -21,6 +21,11 @@ from draftmark_cuda_triton.compiled.pool import compile_all
 from draftmark_cuda_triton.compiled.source import LINE_INFO, KernelSource
 from draftmark_cuda_triton.compiled.store import Store
 from draftmark_cuda_triton.kernel_list import kernels_of
+from tools.release.bill import bill, installed
+from tools.release.distributions import distributions, read
+from tools.release.publisher import PLACEHOLDER, urls
+from tools.release.sums import write_sums
+from tools.release.wheel import release_copy
 
 from .shipped import GPUS, HEADS, LATENT, geometries
 
@@ -36,12 +41,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--model", default="", help="part of a name in `shipped.HEADS` or LATENT; default: every model")
     parser.add_argument("--keep", type=Path, help="folder of compiled kernels; default: a temporary folder")
     parser.add_argument("--processes", type=int, help="compiling processes; default: one for each CPU")
+    parser.add_argument(
+        "--repository", default=PLACEHOLDER, help="https URL of the repository, in the wheel's metadata"
+    )
     parser.add_argument("--list", action="store_true", help="count the kernels, and build nothing")
     given = parser.parse_args(arguments)
     archs, models = (
         [int(one) for one in given.arch.split(",")],
         [name for name in (*HEADS, *LATENT) if given.model in name],
     )
+    urls(given.repository)  # a wrong URL fails here, not after the compilation
     sources = kernel_sources(archs, models)
     for arch in archs:
         print(f"sm_{arch}: {sum(one.arch == arch for one in sources)} kernels", flush=True)
@@ -50,7 +59,9 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         folder = given.keep or Path(scratch) / "kernels"
         failed = compile_into(folder, sources, given.processes)
-        wheel = build_wheel(folder, given.out, Path(scratch))
+        wheel = build_wheel(folder, given.out, Path(scratch), given.repository)
+    write_bill(given.out)
+    write_sums(given.out)
     print(f"{wheel}: {wheel.stat().st_size / 2**20:.1f} MiB, {failed} kernels failed")
     return int(failed > 0)
 
@@ -76,15 +87,22 @@ def compile_into(folder: Path, sources: list[KernelSource], processes: int | Non
     return sum(bool(one.error) for one in results)
 
 
-def build_wheel(folder: Path, out: Path, scratch: Path) -> Path:
+def build_wheel(folder: Path, out: Path, scratch: Path, repository: str = PLACEHOLDER) -> Path:
     """Build the wheel with the kernels of `folder`, from a copy of the project, and return its path."""
-    copy = shutil.copytree(PROJECT, scratch / "project")
+    copy = release_copy(read(PROJECT / "pyproject.toml"), scratch / "project", repository)
     shutil.copytree(folder, copy / KERNELS, ignore=shutil.ignore_patterns(".*", "host"))
     command = ("-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation")
     subprocess.run([sys.executable, *command, "--wheel-dir", str(scratch / "wheel"), str(copy)], check=True)
     [built] = (scratch / "wheel").glob("*.whl")
     out.mkdir(parents=True, exist_ok=True)
     return Path(shutil.copy(built, out))
+
+
+def write_bill(out: Path) -> None:
+    """Write the wheel's SBOM into `out`, with the versions of this environment."""
+    one = read(PROJECT / "pyproject.toml")
+    text = bill(one, [*distributions(), one], installed(Path(sys.prefix)))
+    (out / f"{one.name}.cdx.json").write_text(text, encoding="utf-8")
 
 
 def _show(done: int, count: int, kernel: str) -> None:
