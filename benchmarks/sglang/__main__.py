@@ -1,7 +1,7 @@
 """Starts the servers of `cases` in waves (groups), measures one server after another, and writes each row at once.
 
 python -m benchmarks.sglang OUT.json [--waves 0,1] [--ready SECONDS] [--each SECONDS]
-    [--all SECONDS] [--rehearse]
+    [--all SECONDS] [--rehearse] [--servers 0,1,4,5 --unprofiled]
 """
 
 from __future__ import annotations
@@ -29,19 +29,28 @@ class Run:
         ready, each, all_: time limits in seconds: start of a wave, measurement of a server, and the whole run.
         after: file that `benchmarks.sglang.texts` writes at its end. Measurements begin after that, and not at all if
             draftmark gave no texts.
+        unprofiled: record no kernels.
     """
 
-    def __init__(self, out: Path, ready: float, each: float, all_: float, after: Path | None, rehearsed: bool) -> None:
+    def __init__(
+        self,
+        out: Path,
+        ready: float,
+        each: float,
+        all_: float,
+        after: Path | None,
+        rehearsed: bool,
+        unprofiled: bool = False,
+    ) -> None:
         self._out, self._ready, self._each, self._all = out, ready, each, all_
-        self._after, self._rehearsed = after, rehearsed
+        self._after, self._rehearsed, self._unprofiled = after, rehearsed, unprofiled
         self._folder, self._began = Path(tempfile.mkdtemp()), time.monotonic()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._about: dict[str, str] = {}
         write_models(self._folder, REHEARSED if rehearsed else REAL)
 
-    def waves(self, numbers: list[int]) -> None:
-        """Measure these waves (groups of servers). The next wave imports while a wave starts, not while one runs."""
-        members = [[SERVERS.index(server) for server in WAVES[number]] for number in numbers]
+    def waves(self, members: list[list[int]]) -> None:
+        """Measure these groups of server numbers. The next group imports while a group starts, not while one runs."""
         try:
             self._spawn(members[0])
             self._about = _about()  # the servers import SGLang meanwhile
@@ -65,7 +74,7 @@ class Run:
     def _spawn(self, wave: list[int]) -> None:
         for number in wave:
             command = [sys.executable, "-m", "benchmarks.sglang.worker", str(number), str(self._folder)]
-            command += ["--rehearse"] * self._rehearsed
+            command += ["--rehearse"] * self._rehearsed + ["--unprofiled"] * self._unprofiled
             with (self._folder / f"log.{number}").open("wb") as log:
                 self._processes[number] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
 
@@ -157,14 +166,21 @@ def main() -> None:
     parser.add_argument(
         "--waves", default=",".join(map(str, range(len(WAVES)))), help="numbers of the waves to measure"
     )
+    parser.add_argument("--servers", help="numbers of the servers of one wave, instead of --waves")
+    parser.add_argument("--unprofiled", action="store_true", help="record no kernels")
     parser.add_argument("--ready", type=float, default=300, help="seconds in which a wave must start")
     parser.add_argument("--each", type=float, default=120, help="seconds in which a server must be measured")
     parser.add_argument("--all", type=float, default=1800, help="seconds for the whole run")
     parser.add_argument("--after", type=Path, help="wait for this file of benchmarks.sglang.texts before measurements")
     parser.add_argument("--rehearse", action="store_true", help="use a tiny model on a CPU")
     options = parser.parse_args()
-    run = Run(options.out, options.ready, options.each, options.all, options.after, options.rehearse)
-    run.waves([int(one) for one in options.waves.split(",")])
+    limits = options.ready, options.each, options.all
+    run = Run(options.out, *limits, options.after, options.rehearse, options.unprofiled)
+    if options.servers is not None:
+        run.waves([[int(one) for one in options.servers.split(",")]])
+    else:
+        waves = [WAVES[int(number)] for number in options.waves.split(",")]
+        run.waves([[SERVERS.index(server) for server in wave] for wave in waves])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """One server process: imports SGLang, waits for its group to start, starts, waits for its turn, and is measured.
 
-    python -m benchmarks.sglang.worker NUMBER FOLDER [--rehearse]
+    python -m benchmarks.sglang.worker NUMBER FOLDER [--rehearse] [--unprofiled]
 
 Imports, compilation and graph capture take most of the time, so the servers of a group do them at once. No other server
 works during a measurement.
@@ -30,7 +30,7 @@ SKIPPED, ROUNDS, FEWER, PROFILED = 6, 40, 16, 6
 """Rounds: not measured at the start; measured; measured if rounds are long; recorded by the profiler."""
 
 
-def main(number: int, folder: Path, rehearsed: bool) -> None:
+def main(number: int, folder: Path, rehearsed: bool, unprofiled: bool) -> None:
     """Start the server, wait for its turn, measure every point, and write each row at once."""
     server = SERVERS[number]
     os.environ.update(environment(server, rehearsed))  # SGLang reads these variables at import
@@ -64,7 +64,7 @@ def main(number: int, folder: Path, rehearsed: bool) -> None:
         measured.prefill(requests, length)
     Prompts.computed = False
     # Profiles come last, because a profiler slows down all later runs.
-    for number_of_point in range(min(server.profiled, len(server.points))):
+    for number_of_point in range(0 if unprofiled else min(server.profiled, len(server.points))):
         measured.profile(number_of_point)
     (folder / f"done.{number}").touch()
     os._exit(0)
@@ -177,4 +177,4 @@ def _compile_early(number: int, server: Server) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]), "--rehearse" in sys.argv)
+    main(int(sys.argv[1]), Path(sys.argv[2]), "--rehearse" in sys.argv, "--unprofiled" in sys.argv)
