@@ -79,6 +79,10 @@ def test_notes_are_short_and_stand_before_the_details():
 
     text = notes((ROOT / "CHANGELOG.md").read_text())
     assert text.startswith("## ") and "\n#" not in text and 10 < text.count("\n") <= MOST_LINES
+    linked = notes("## 1\n\n[Verdicts](README.md#verdicts), [site](https://example.org).\n", "https://example.org/team")
+    assert linked.endswith(
+        "[Verdicts](https://example.org/team/blob/main/README.md#verdicts), [site](https://example.org).\n"
+    )
     with pytest.raises(ValueError, match="has no section"):
         notes("# Changelog\n")
     with pytest.raises(ValueError, match="the notes have 22 lines, at most 20"):
@@ -113,4 +117,6 @@ def test_bill_of_materials_has_each_package_once(one):
     assert refs == {one.name, *names}
     assert all(set(each["dependsOn"]) <= refs for each in content["dependencies"])
     known = {each["name"]: each["version"] for each in content["components"] if "version" in each}
+    bare = {each["name"] for each in content["components"] if "licenses" not in each}
+    assert bare <= {"flashinfer-python", "torch-npu"}, "packages that are not installed here"
     assert all(known[name] == PACKAGES[name].version for name in set(known) & {"torch", "triton", "pluggy", "numpy"})

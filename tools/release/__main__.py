@@ -60,7 +60,8 @@ def _release(out: Path, scratch: Path, sample: int, environment: Path, repositor
         text = bill(one, every, packages)
         check(text)
         (out / f"{one.name}.cdx.json").write_text(text, encoding="utf-8")
-    (out / "NOTES.md").write_text(notes((ROOT / "CHANGELOG.md").read_text(encoding="utf-8")), encoding="utf-8")
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    (out / "NOTES.md").write_text(notes(changelog, repository), encoding="utf-8")
     write_sums(out)
     order = ", ".join(one.name for one in every)
     if repository == PLACEHOLDER:

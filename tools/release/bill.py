@@ -84,18 +84,27 @@ def _needed(name: str, own: Mapping[str, Distribution], packages: Mapping[str, m
 
 def _component(name: str, own: Mapping[str, Distribution], packages: Mapping[str, md.Distribution]) -> dict[str, Any]:
     version = own[name].version if name in own else packages[name].version if name in packages else ""
-    licence = "Apache-2.0" if name in own else _licence(packages.get(name))
+    licence = {"expression": "Apache-2.0"} if name in own else _licence(packages.get(name))
     return {
         "type": "library",
         "bom-ref": name,
         "name": name,
         **({"version": version} if version else {}),
         "purl": f"pkg:pypi/{name}" + (f"@{version}" if version else ""),
-        **({"licenses": [{"expression": licence}]} if licence else {}),
+        **({"licenses": [licence]} if licence else {}),
     }
 
 
-def _licence(package: md.Distribution | None) -> str:
-    """Return the SPDX expression in a package's metadata; empty if it has none."""
-    found = package.metadata.get_all("License-Expression") if package else None
-    return str(found[0]) if found else ""
+def _licence(package: md.Distribution | None) -> dict[str, Any]:
+    """Return the licence in a package's metadata: its SPDX expression, else a name; empty if it has neither."""
+    if package is None:
+        return {}
+    expression = package.metadata.get_all("License-Expression")
+    if expression:
+        return {"expression": str(expression[0])}
+    classifiers = map(str, package.metadata.get_all("Classifier") or [])
+    named = [one.rpartition(" :: ")[2] for one in classifiers if one.startswith("License :: ")]
+    # Some packages have their whole licence in this field.
+    field = [str(one) for one in package.metadata.get_all("License") or [] if len(str(one).splitlines()) == 1]
+    found = [*named, *field]
+    return {"license": {"name": found[0]}} if found else {}
