@@ -29,9 +29,10 @@ from draftmark.batch import Block, Causal, Chosen, ForwardBatch, Tree
 from draftmark.lengths import Unknown, UpperBound
 from draftmark.runtime import KVCache
 from draftmark_cuda_triton import backend, decode_verify, kernel_list, kv_write, prefill, prefill_fp8, sizing, tree_ops
+from draftmark_cuda_triton.heuristics.split_kv import MAX_SPLIT_ROW_TILES
 from draftmark_cuda_triton.kernel_spec import spec_of
-from draftmark_cuda_triton.launch import launcher, relaunch, tma
-from draftmark_cuda_triton.launch.operands import Operands
+from draftmark_cuda_triton.launch import combine, launcher, relaunch, tma
+from draftmark_cuda_triton.launch.operands import AttentionParams, Operands
 from draftmark_cuda_triton.state.commit import COMMIT_TENSORS
 from draftmark_cuda_triton.state.convolve import CONV_TENSORS, ONE_TENSORS
 from draftmark_cuda_triton.state.kernel_list import state_calls_of
@@ -98,6 +99,26 @@ def test_listed_kernel_compiles_without_a_driver(monkeypatch, tmp_path, name):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     spec = next(one for one in kernel_list.kernels_of(geometry_of(), 90) if one.kernel.__name__ == name)
     assert spec.compile().asm["cubin"].startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize("heads", [(8, 1), (16, 2), (24, 8), (32, 32), (12, 3)], ids=str)
+def test_prompts_combine_with_listed_kernels_only(heads):
+    """Any number of row tiles of a prompt combines with a kernel that is listed without any other mode."""
+    geometry = geometry_of((Mode.EXTEND,), num_qo_heads=heads[0], num_kv_heads=heads[1])
+    shape = AttentionParams.from_geometry(geometry, True)
+    specs = [one for one in kernel_list.kernels_of(geometry, 90) if one.kernel.__name__ == "combine_splits"]
+    listed = {dict(one.constexprs)[(one.kernel.arg_names.index("BLOCK_SPLITS"),)] for one in specs}
+    own = kernel_list.stand_in_buffers(sizing.split_buffers(geometry, [], True))
+    plans = prefill.Prefill(
+        geometry, kernel_list.stand_in(4096, dtype="int64"), kernel_list.stand_in(64, 2), own
+    ).plans()
+    splits = [plan.split.num_splits for plan in plans if plan.split is not None]
+    met = {
+        combine.combine_grid(shape, count // tiles + 2, 64, 64, True)[2]["BLOCK_SPLITS"]
+        for count in splits
+        for tiles in range(1, 2 * MAX_SPLIT_ROW_TILES + 1)
+    }
+    assert met and met <= listed
 
 
 class Traffic:

@@ -248,13 +248,18 @@ def _launch_prefills(geometry: Geometry, slots: torch.Tensor, kv: _Operands, lse
 def _launch_prefill(geometry: Geometry, prefill: Prefill, kv: _Operands, page_size: int, lse: bool) -> None:
     """Call the launch code of metadata and attention for EXTEND over given K and V.
 
-    The kernels depend on the plan only. The combine also depends on the splits of a row tile, so batches have few or
-    many row tiles.
+    The kernels depend on the plan only. The combine also depends on the splits of a row tile, so batches have one row
+    tile, one for each 8 splits, and more than splits.
     """
     a = geometry.attention
     shape = replace(AttentionParams.from_geometry(geometry, True), page_size=page_size)
     lens, indptr, table, tiles = stand_in(1), stand_in(2), _table(geometry, 1), stand_in(64, 2)
-    for plan, num_tiles in product(prefill.plans(), (1, 8, 2 * split_kv.MAX_SPLIT_ROW_TILES)):
+    batches = [
+        (plan, num_tiles)
+        for plan in prefill.plans()
+        for num_tiles in (1, max(1, plan.split.num_splits // 8) if plan.split else 8, 2 * split_kv.MAX_SPLIT_ROW_TILES)
+    ]
+    for plan, num_tiles in batches:
         schedule = () if plan.split is None else (plan.split.partials.work, plan.split.num_splits, plan.split.num_ctas)
         rows = max(1, (num_tiles - 1) * plan.config.block_m // a.group_size)
         q, out = (stand_in(rows, a.num_qo_heads, dim, dtype=a.q_dtype) for dim in (a.head_dim, a.value_width))
