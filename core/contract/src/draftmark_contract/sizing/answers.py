@@ -19,7 +19,8 @@ from .geometries import odd_geometries, tight_geometries
 from .usage import PlainBatch
 
 Answers = dict[str, Any]
-"""Answer by hook: supports, and requirements, buffers, layouts, usage and roundoffs where nothing is refused."""
+"""Answer by hook: supports, and those of `HOOKS` where nothing is refused."""
+HOOKS = ("requirements", "buffers", "layouts", "usage", "roundoffs")
 
 
 @cache
@@ -51,7 +52,7 @@ def answers_of(
         geometry = replace(one, device=device)
         answers: Answers = {"supports": plain(backend.supports(geometry))}
         if not answers["supports"]:
-            answers |= {name: plain(known[name](geometry)) for name in (known if hooks is None else hooks)}
+            answers |= {name: plain(known[name](geometry)) for name in (HOOKS if hooks is None else hooks)}
         found.append(answers)
     return found
 

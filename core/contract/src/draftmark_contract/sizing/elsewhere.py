@@ -26,7 +26,7 @@ from draftmark.registry import available, load
 
 from ..check import ContractViolation
 from ..runner.fresh import fresh
-from .answers import Answers, answers_of, questions
+from .answers import HOOKS, Answers, answers_of, questions
 
 KEPT = ("PATH", "PYTHONPATH", "PYTHONSAFEPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")
 """Environment variables that a Python process needs to start with the same packages."""
@@ -156,7 +156,7 @@ def _main(name: str, kind: str, arch: str, sms: str, given: str) -> None:
     if place["threads"]:
         sys.modules["torch"].set_num_threads(place["threads"])
     turn, found = -1 if place["backwards"] else 1, list[Answers]()
-    hooks = ("usage", "layouts", "buffers", "requirements") if place["backwards"] else place["hooks"]
+    hooks = HOOKS[::-1] if place["backwards"] else place["hooks"]
 
     refused = list[str]()
 
