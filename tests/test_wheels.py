@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.conftest import Wheels
+from tests.conftest import run as started
 
 Environment = Callable[..., Path]
 PLUGINS = sorted(path.parent.name for path in (Path(__file__).parent.parent / "plugins").glob("*/pyproject.toml"))
@@ -80,6 +84,32 @@ def test_each_plugin_is_judged_without_its_runtime(environment: Environment, nam
     sized = run(commands / "draftmark", "size", name, "--page-size", 128)  # all plugins support pages of 128
     assert sized.returncode == 0, sized.stderr
     judged(commands, name, cases)
+
+
+def interpreters(version: str) -> list[Path]:
+    """Return Pythons of a version that start: on the path, or installed by pyenv or uv."""
+    known = [Path(one) for one in [shutil.which(f"python{version}")] if one]
+    for folder in (".pyenv/versions", ".local/share/uv/python"):
+        known += sorted((Path.home() / folder).glob(f"*{version}.*/bin/python{version}"))
+    return [one for one in known if not run(one, "-c", "import ctypes, sqlite3, ssl").returncode]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("version", ["3.12", "3.13", "3.14"])
+def test_wheels_run_on_other_pythons(wheels: Wheels, tmp_path: Path, version: str) -> None:
+    """pip installs the wheels on another Python. There a plugin passes a sample of the sizing tier with proofs."""
+    found = interpreters(version)
+    if not found:
+        pytest.skip(f"no Python {version} here")
+    commands = tmp_path / "env" / "bin"
+    assert run(found[0], "-m", "venv", tmp_path / "env").returncode == 0
+    pip, folder = (commands / "python", "-m", "pip", "--quiet", "install"), wheels["draftmark-core"].parent
+    for words in ((*JUDGING, "--find-links", folder), ("--no-deps", wheels["draftmark-cuda-triton"])):
+        done = started(*pip, *words)
+        assert done.returncode == 0, done.stderr[-3000:]
+    assert f"Python {version}." in run(commands / "python", "--version").stdout
+    assert "cuda_triton" in run(commands / "draftmark", "list").stdout
+    judged(commands, "cuda_triton", 1)
 
 
 def test_vllm_adapter_without_vllm(environment: Environment) -> None:
