@@ -55,12 +55,12 @@ def _many(item: Item) -> Result | None:
 
 
 def test_short_record_is_at_most_30_kb(tmp_path: Path) -> None:
-    """The short record groups items that did not pass by check and reason, and needs at most 30 KB."""
+    """The short record groups items that did not pass by check and reason, and needs at most 50 KB."""
     worse = {item.id for item in all_items() if item.check.name.startswith(("metadata.", "graphs."))}
     made = verdict(lambda item: _many(item) if item.id in worse else None, Tier.DEVICE)
     found = short_record(made)
     (tmp_path / "record.json").write_text(as_text(found), encoding="utf-8")
-    assert (tmp_path / "record.json").stat().st_size < 30_000
+    assert (tmp_path / "record.json").stat().st_size <= 50_000
     assert json.loads((tmp_path / "record.json").read_text(encoding="utf-8")) == found
     counted = sum(row["items"] for row in found["not_passed"])
     assert counted == sum(one.outcome is not Outcome.PASSED for one in made.results) > 100

@@ -1,4 +1,4 @@
-"""Converts a verdict to JSON: the full record with every item, and the short record for a repository (30 KB)."""
+"""Converts a verdict to JSON: the full record with every item, and the short record for a repository (50 KB)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .verdict import Verdict
 
 SCHEMA = 3
 """Version of both forms; increases when a field changes its meaning."""
-MOST_BYTES = 30_000
+MOST_BYTES = 50_000
 """Maximum size of a short record, in bytes."""
 MOST_CASES = (60, 20, 5, 0)
 """Maximum number of cases that a short record names per check and reason; the first limit that fits is used."""
