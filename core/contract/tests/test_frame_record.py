@@ -54,7 +54,7 @@ def _many(item: Item) -> Result | None:
     return Result(item.id, item.tier.value, outcome, "reason " * 60) if outcome else None
 
 
-def test_short_record_is_at_most_30_kb(tmp_path: Path) -> None:
+def test_short_record_is_bounded(tmp_path: Path) -> None:
     """The short record groups items that did not pass by check and reason, and needs at most 50 KB."""
     worse = {item.id for item in all_items() if item.check.name.startswith(("metadata.", "graphs."))}
     made = verdict(lambda item: _many(item) if item.id in worse else None, Tier.DEVICE)
