@@ -1,4 +1,4 @@
-# `make demo` and `make test` need Python 3.11, 3.12 or 3.13, and nothing else.
+# `make demo` and `make test` need Python 3.11 to 3.14, and nothing else.
 # Environments and versions: tools/environments.toml. How they are made and locked: tools/environments.py.
 PYTHON ?= python3
 BIN = .venv/bin
