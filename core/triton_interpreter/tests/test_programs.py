@@ -110,6 +110,14 @@ def test_infinities_raise_no_warning():
     assert out.tolist() == [0.0, float("-inf"), float("inf")]
 
 
+def outcome(convert, value):
+    """Return a converted argument, or the text of the error; Triton 3.7 raises one for a bool."""
+    try:
+        return convert(value)
+    except ValueError as error:
+        return str(error)
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -120,7 +128,7 @@ def test_infinities_raise_no_warning():
 def test_argument_is_converted_as_triton_converts_it(value):
     """An argument of every kind has the type and the word that Triton's interpreter gives it, also when it is known."""
     for _ in range(2):
-        made, wanted = programs._operand(value), interpreter._implicit_cvt(value)
+        made, wanted = outcome(programs._operand, value), outcome(interpreter._implicit_cvt, value)
         assert type(made) is type(wanted)
         if isinstance(wanted, tl.tensor):
             one, other = made.handle, wanted.handle
