@@ -54,7 +54,7 @@ def test_a_device_without_memory_is_recognised(message: str) -> None:
 
 @pytest.mark.parametrize("message", OTHER_MESSAGES.values(), ids=OTHER_MESSAGES)
 def test_other_errors_of_a_device_are_the_backends(message: str) -> None:
-    """An illegal access, a refused launch, and a request for more than the device has stay failures of the backend."""
+    """These remain failures of the backend: an illegal access, a refused launch, a request above its memory."""
     assert exhausted(RuntimeError(message), "check[case]") is None
     if "Tried to allocate" in message:
         assert exhausted(torch.OutOfMemoryError(message), "check[case]") is None

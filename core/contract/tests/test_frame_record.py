@@ -67,7 +67,7 @@ def test_short_record_is_bounded(tmp_path: Path) -> None:
 
 
 def test_declared_roundoffs_are_in_line_and_records(tmp_path: Path) -> None:
-    """Items that were compared within a declared bound are counted in the verdict's line and in both records."""
+    """Items that were compared with a declared bound are counted in the verdict's line and in both records."""
     mark = "within 5 roundoffs (declared)"
     wide = {item.id for item in all_items((Tier.HOST,)) if item.check.name == "numerics.match_float64"}
 

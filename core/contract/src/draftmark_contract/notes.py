@@ -16,7 +16,7 @@ contains integers only (`q_lens`, `tail_lens`, `host`, `num_reqs`), so `usage` m
 `roundoffs` returns the largest error of a 16-bit output in unit roundoffs of Σ p|v|
 (`draftmark_contract.oracle.attention.tolerance`). The usual bound is 3: a kernel rounds the weights, a partial result
 and the result. A kernel that merges partial results at several levels, or in two passes, may declare 4 or 5, with the
-reason. The verdict counts the items that were compared within such a bound.
+reason. The verdict counts the items that were compared with such a bound.
 
 `roles` names the role of a buffer if `draftmark_contract.roles` has no other rule for it. The module must not import
 torch at its top. Without `layouts` or `usage` the suite counts the affected items as not judged. Without `roundoffs`

@@ -15,7 +15,7 @@ from draftmark_speculative.adaptive.policy import UPKEEP_SHARE, Load, Policy
 STEPS, ROOM, SHARE = 4, 512, 0.005
 """Drafts of a chain, rows of a request's backlog, default probe_share."""
 GOOD, BAD, NONE = (0.6, 0.65, 0.7, 0.75), (0.2, 0.2, 0.2, 0.2), (0.0, 0.0, 0.0, 0.0)
-"""Acceptance of the draft at each depth, given its parent. The head always claims that of `GOOD`."""
+"""Probability that a draft is accepted at each depth if its parent is. The simulated head always claims `GOOD`."""
 TABLES = {
     1: CostTable({1: Cost(4.57e-3)}, {5: Cost(6.22e-3)}, {1: Cost(1.29e-3)}, {1: Cost(3.4e-3, 1e-6)}),
     4: CostTable({4: Cost(5.54e-3)}, {20: Cost(6.52e-3)}, {4: Cost(1.22e-3)}, {4: Cost(2.2e-3, 1e-6)}),
@@ -69,7 +69,7 @@ class Rounds:
 
 
 def speeds(requests, seeds, *phases):
-    """Return each phase's speeds and shares of plain rounds, one pair of lists for each (acceptance, rounds)."""
+    """Return, for each phase (acceptance, rounds), the speeds of all seeds and their shares of plain rounds."""
     found = []
     for seed in range(seeds):
         engine = Rounds(requests, seed)

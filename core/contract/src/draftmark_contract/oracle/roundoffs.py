@@ -9,7 +9,7 @@ MOST_ROUNDOFFS = 5
 
 
 def declared_roundoffs(count: int) -> str:
-    """Return the mark of an item with outputs that were compared within a bound of the plugin."""
+    """Return the mark of an item if the plugin declares the bound of its outputs."""
     return f"within {count} roundoffs (declared)"
 
 

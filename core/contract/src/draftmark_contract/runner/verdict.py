@@ -188,7 +188,7 @@ class Verdict:
 
     @property
     def declared_roundoffs(self) -> dict[str, int]:
-        """Number of items with outputs that were compared within a bound of the plugin, by the item's mark."""
+        """Number of items with a bound of outputs that the plugin declares, by the item's mark."""
         found = Counter(mark for result in self.results for mark in result.marks)
         return {mark: found[mark] for mark in MARKS if mark in found}
 

@@ -77,7 +77,7 @@ def combine_grid(
 
 
 def _block(shape: AttentionParams, parts: int, most_rows: int, compiled: bool) -> tuple[int, int]:
-    """Return the rows and columns of a program that reads `parts` parts a step."""
+    """Return the rows and columns that one program combines if each of its steps reads `parts` parts."""
     # An interpreted program costs milliseconds for any size, so it combines more cells (rows x columns).
     cells = COMBINE_CELLS[parts] if compiled else 16 * COMBINE_CELLS[parts]
     block_cols = min(max(16, next_power_of_two(shape.value_width)), max(32, cells // parts))
