@@ -148,6 +148,8 @@ def _run(request: RunRequest) -> RunResult:
         settings = {"backend": request.backend, "debug": True, **request.settings}
         ours = {"attention_backend": "CUSTOM", "additional_config": {"draftmark": settings}}
     llm = LLM(model=request.model, **{**USUAL, **ours, **request.arguments})
+    if ours:
+        _check_that_no_layer_is_vllms(llm)
     prompts = [{"prompt_token_ids": one} for one in request.prompts]
     usual = {"temperature": 0, "max_tokens": request.new_tokens, "ignore_eos": True, "detokenize": False}
     sampling = SamplingParams(**{**usual, "logprobs": 2 if request.logprobs else None, **request.sampling})
@@ -163,6 +165,16 @@ def _run(request: RunRequest) -> RunResult:
         [_logprobs(out.token_ids, out.logprobs) for out in outs]
         + [_logprobs(one.prompt_token_ids, one.prompt_logprobs) for one in requests],
     )
+
+
+def _check_that_no_layer_is_vllms(llm: Any) -> None:
+    """Check the attention layers of the model and its drafter: vLLM selects a drafter's backend separately.
+
+    If workers are other processes, vLLM has no layers here, and nothing is checked.
+    """
+    layers = llm.llm_engine.vllm_config.compilation_config.static_forward_context
+    names = {name: one.get_attn_backend().get_name() for name, one in layers.items() if hasattr(one, "impl")}
+    assert set(names.values()) <= {"CUSTOM"}, names
 
 
 def _logprobs(tokens: Any, entries: Any) -> list[float]:

@@ -1,8 +1,8 @@
 """Tests of MLA models in a real vLLM on a CPU: texts equal vLLM's own MLA attention (CPU_MLA) without drafts.
 
-vLLM runs prompts itself, so prompts are neither chunked nor cached here: its CPU platform turns both off. All runs use
-the native form of vLLM's norms (custom_ops none). vLLM 0.32's kernel for CPUs reads the latents, which are a view of a
-projection, as if they were contiguous, so its outputs depend on the other rows of a step.
+CPU_MLA is named because vLLM prefers AMX_MLA on CPUs with AMX, and AMX_MLA refuses float32. All runs use the native form
+of vLLM's norms (custom_ops none). vLLM 0.32's kernel for CPUs reads the latents, which are a view of a projection, as if
+they were contiguous, so its outputs depend on the other rows of a step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(VLLM.installed_before("0.29"), reason="vLLM befo
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 USUAL: dict[str, Any] = {"max_num_batched_tokens": 512, "compilation_config": {"custom_ops": ["none"]}}
 TREES = "draftmark_vllm.trees.cpu_worker.CpuTreeWorker"
-MTP = {"method": "mtp", "num_speculative_tokens": 3}
+MTP = {"method": "mtp", "num_speculative_tokens": 3, "attention_backend": "CUSTOM"}
 
 
 @pytest.fixture(scope="session")
@@ -35,8 +35,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @cache
 def plain(model: str) -> RunResult:
-    """Run vLLM's own attention without drafts, and return its result."""
-    return RunRequest(model, arguments=USUAL).run()
+    """Run CPU_MLA without drafts, and return its result."""
+    return RunRequest(model, arguments={**USUAL, "attention_backend": "CPU_MLA"}).run()
 
 
 def ours(model: str, page_size: int = 16, backend: str = "reference", **more: Any) -> RunResult:

@@ -1,7 +1,7 @@
 """python -m draftmark_vllm.heads.convert HEAD TARGET OUT: write a draft head as a folder for vLLM.
 
 HEAD is a folder with head.json and head.safetensors. TARGET is the target model's folder with its safetensors. Pass the
-result to vLLM with ``--speculative-config '{"method": "eagle3", "model": "OUT", "num_speculative_tokens": 4}'``.
+result to vLLM as ``"model": "OUT"`` in an EAGLE-3 ``--speculative-config``, as docs/vllm.md shows.
 """
 
 from __future__ import annotations
