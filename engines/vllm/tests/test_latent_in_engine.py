@@ -1,8 +1,8 @@
 """Tests of MLA models in a real vLLM on a CPU: texts equal vLLM's own MLA attention (CPU_MLA) without drafts.
 
-CPU_MLA is named because vLLM prefers AMX_MLA on CPUs with AMX, and AMX_MLA refuses float32. All runs use the native form
-of vLLM's norms (custom_ops none). vLLM 0.32's kernel for CPUs reads the latents, which are a view of a projection, as if
-they were contiguous, so its outputs depend on the other rows of a step.
+CPU_MLA is named because vLLM prefers AMX_MLA on CPUs with AMX, and AMX_MLA refuses float32. All runs use the native
+form of vLLM's norms (custom_ops none). vLLM 0.32's kernel for CPUs reads the latents, which are a view of a projection,
+as if they were contiguous, so its outputs depend on the other rows of a step.
 """
 
 from __future__ import annotations
