@@ -116,10 +116,16 @@ def test_rows_of_q_with_two_pitches_take_another_kernel():
 @pytest.mark.parametrize(
     ("shape", "num_reqs"),
     [
-        (latent(128), 4), (latent(20, page=16, sinks=True, window_left=100), 4), (latent(rest=0), 4),
-        (latent(12, 256), 4), (latent(40, 128, 32, 48), 4), (latent(128), 200), (latent(128, kv_dtype=E4M3), 4),
-        (latent(20, page=16, kv_dtype=E4M3, window_left=100), 4), (latent(12, 256, kv_dtype=E4M3), 4),
-        (latent(12, 256, page=48), 200), (latent(1, kv_dtype=E4M3, window_left=100), 1),
+        (latent(128), 4), (latent(20, page=16, sinks=True, window_left=100), 4), (latent(40, 128, 32, 48), 4),
+        (latent(128), 200), (latent(12, 256, page=48), 200),
+        (latent(128, kv_dtype=E4M3), 4), (latent(20, page=16, kv_dtype=E4M3, window_left=100), 4),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (latent(rest=0), 4), (latent(12, 256), 4), (latent(12, 256, kv_dtype=E4M3), 4),
+                (latent(1, kv_dtype=E4M3, window_left=100), 1),
+            )
+        ),
     ],
     ids=str,
 )  # fmt: skip
