@@ -76,10 +76,11 @@ def decoded(folder: Path, prompts: list[list[int]], tokens: int) -> list[list[in
 
 
 def stand_in_for_a_gpu() -> None:
-    """Replace what SGLang's hybrid models need of a GPU, in this process: gated norms, streams and waits."""
-    from gated_norms import use_torch_norms
+    """Replace what SGLang's hybrid models need of a GPU, in this process: gated norms, gates, streams and waits."""
+    from gated_norms import use_torch_gates, use_torch_norms
 
     use_torch_norms()
+    use_torch_gates()
     torch.cuda.synchronize = torch.cuda.Stream = lambda *_, **__: None
 
 
